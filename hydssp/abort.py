@@ -1,0 +1,80 @@
+"""Ends the whole job when one rank cannot go on.
+
+One job: make every exit that the ranks have not agreed on an MPI_Abort. Without it a rank that raises waits in
+MPI_Finalize for the others, and they wait for it, until the walltime is over. Imports the standard library only and
+is installed before torch, Hydra or MPI are imported, so that a failing import is covered too.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from hydssp.launcher import Launch
+
+
+def guard(main: Callable[[], int]) -> NoReturn:
+    """Run ``main`` on this rank and leave the process with the code that it returns.
+
+    ``main`` returns a code only when all ranks have agreed on it. Anything else that leaves it, an exception, an exit
+    or an interrupt, ends all ranks: this rank's traceback is printed and MPI_Abort called with a non-zero code.
+    """
+    threading.excepthook = _thread_hook
+    try:
+        code = main()
+    except BaseException as error:
+        fail(error)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    sys.exit(code)
+
+
+def fail(error: BaseException) -> NoReturn:
+    """Say what happened and end all ranks; for guard, and for where an exception must not be let through.
+
+    The code is 130 after an interrupt, that of an exit unless it is 0, else 1.
+    """
+    code = 1
+    if isinstance(error, KeyboardInterrupt):
+        code = 130
+    elif isinstance(error, SystemExit) and isinstance(error.code, int):
+        code = error.code or 1
+    what = f"left with exit code {error.code!r}" if isinstance(error, SystemExit) else "failed"
+    text = "".join(traceback.format_exception(error))
+    sys.stdout.flush()
+    # One write, so that the lines of several failing ranks do not mix.
+    sys.stderr.write(f"hydssp: {_who()} {what} and ends the whole job\n{text}")
+    sys.stderr.flush()
+    _abort(code)
+
+
+def _who() -> str:
+    launch = Launch.from_environment(os.environ)
+    return f"rank {launch.rank} on {os.uname().nodename}"
+
+
+def _thread_hook(args: Any) -> None:
+    if args.exc_type is not SystemExit:  # a thread that exits ends only itself
+        fail(args.exc_value)
+
+
+def _abort(code: int) -> NoReturn:
+    """Leave, and take the other ranks along.
+
+    MPI is started for it when a launcher started several ranks and this one failed before it came to that: the others
+    are waiting in MPI_Init for this rank.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if Launch.from_environment(os.environ).is_launched or "mpi4py.MPI" in sys.modules:
+        try:
+            from mpi4py import MPI
+        except BaseException:
+            os._exit(code)
+        if not MPI.Is_finalized():
+            MPI.COMM_WORLD.Abort(code)
+    os._exit(code)

@@ -1,0 +1,248 @@
+"""The configuration: its schema, its checks, and the building of what it names.
+
+One job: turn what Hydra composed into checked plain data on rank 0, and plain data into objects on every rank. The
+schema holds types and defaults of the keys; the meaning of a group's keys is checked by the class that the group
+builds. Does not import torch or MPI, so that a mistake is reported before either is loaded.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import traceback
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Optional
+
+import hydra
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING, DictConfig, OmegaConf
+
+from hydssp.coordination.paradigms import DSSP
+from hydssp.errors import UserError
+from hydssp.update.schedule import LrClock
+
+# omegaconf reads these annotations at run time and wants Optional[...] in them.
+# ruff: noqa: UP045
+
+
+class Device(Enum):
+    """Where the workers compute."""
+
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+class Precision(Enum):
+    """Element type of weights and gradients."""
+
+    float32 = "float32"
+    float64 = "float64"
+
+
+class AsyncWeight(Enum):
+    """Learning rate of a step made from single pushes: 1/P of the configured one, or the full one."""
+
+    per_worker = "per_worker"
+    one = "one"
+
+
+class Events(Enum):
+    """How much of the run goes to events.jsonl."""
+
+    full = "full"
+    sample = "sample"
+    off = "off"
+
+
+@dataclass
+class ParadigmConfig:
+    """Any paradigm: a name for logs and folders, and the class that is built."""
+
+    name: str = MISSING
+    _target_: str = MISSING
+
+
+@dataclass
+class SSPConfig(ParadigmConfig):
+    """See ``coordination.paradigms.SSP``."""
+
+    s: int = 3
+
+
+@dataclass
+class DSSPConfig(ParadigmConfig):
+    """See ``coordination.paradigms.DSSP``."""
+
+    s_lower: int = 3
+    s_upper: int = 15
+    grant: str = DSSP.grant
+    release: str = DSSP.release
+    ask: str = DSSP.ask
+    cap: str = DSSP.cap
+    late: str = DSSP.late
+    interval: str = DSSP.interval
+
+
+@dataclass
+class TransportConfig:
+    """How server and workers talk: ``rma`` under mpirun, ``local`` in one process."""
+
+    name: str = MISSING
+    slots: int = 4
+
+
+@dataclass
+class EvalConfig:
+    """When the weights are evaluated on the test data during the run; always at its end."""
+
+    every_epochs: float = 1.0
+    targets: list[float] = field(default_factory=list)
+
+
+@dataclass
+class TrainConfig:
+    """All top-level keys of ``conf/train.yaml``; that file says what each means."""
+
+    seed: int = 0
+    epochs: Optional[float] = 20
+    max_updates: Optional[int] = None
+    max_time_s: Optional[float] = None
+    target_accuracy: Optional[float] = None
+    batch_size: int = 32
+    num_workers: Optional[int] = None
+    device: Device = Device.auto
+    dtype: Precision = Precision.float32
+    threads: Optional[int] = None
+    async_weight: AsyncWeight = AsyncWeight.per_worker
+    lr_clock: LrClock = LrClock.samples
+    events: Events = Events.full
+    progress_s: float = 5.0
+    run_dir: Optional[str] = None
+    runs_dir: str = "runs"
+    paradigm: ParadigmConfig = MISSING
+    transport: TransportConfig = MISSING
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    model: Any = MISSING
+    data: Any = MISSING
+    optimizer: Any = MISSING
+    parameter_groups: list[Any] = field(default_factory=list)
+    schedule: Any = MISSING
+    straggler: Any = MISSING
+    loss: Any = MISSING
+
+
+def register() -> None:
+    """Put the schemas where ``conf/`` refers to them."""
+    store = ConfigStore.instance()
+    store.store(name="train_schema", node=TrainConfig)
+    store.store(group="paradigm", name="any_schema", node=ParadigmConfig)
+    store.store(group="paradigm", name="ssp_schema", node=SSPConfig)
+    store.store(group="paradigm", name="dssp_schema", node=DSSPConfig)
+    store.store(group="transport", name="any_schema", node=TransportConfig)
+
+
+def to_plain(config: DictConfig) -> dict[str, Any]:
+    """The configuration as nested dicts, lists, strings and numbers, all interpolations resolved.
+
+    Raises:
+        UserError: When a mandatory value is missing or an interpolation leads nowhere.
+    """
+    try:
+        plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True, enum_to_str=True)
+    except Exception as error:
+        raise UserError(f"configuration: {error}") from error
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}
+
+
+def build(key: str, node: dict[str, Any], /, **arguments: Any) -> Any:
+    """Build what ``node`` names with ``_target_``.
+
+    Args:
+        key: The configuration key, for messages.
+        node: ``_target_`` and its arguments; a ``name`` beside them is only a label and is left out unless the target
+            takes it.
+        **arguments: Further arguments.
+
+    Raises:
+        UserError: When the target cannot be imported, does not take the arguments, or refuses them.
+    """
+    if not isinstance(node, dict) or "_target_" not in node:
+        raise UserError(f"{key}={node!r}: allowed is a group of conf/{key} or a mapping with _target_")
+    node = {k: v for k, v in node.items() if k != "name"}
+    try:
+        return hydra.utils.instantiate(node, **arguments, _convert_="all")
+    except Exception as error:
+        cause: BaseException | None = error
+        while cause is not None:
+            if isinstance(cause, UserError):
+                raise cause from None
+            innermost, cause = cause, cause.__cause__
+        where = traceback.extract_tb(innermost.__traceback__)
+        place = f" ({where[-1].filename}:{where[-1].lineno})" if where else ""
+        raise UserError(
+            f"{key}._target_={node['_target_']}: building it failed with {type(innermost).__name__}: "
+            f"{innermost}{place}; the keys given are {', '.join(k for k in node if k != '_target_') or 'none'}"
+        ) from error
+
+
+def build_straggler(node: dict[str, Any], num_workers: int) -> Any:
+    """The straggler of a run with ``num_workers`` workers; one that takes turns among them is told their number."""
+    target = hydra.utils.get_class(node["_target_"])
+    knows_number = "num_workers" in inspect.signature(target).parameters
+    straggler = build("straggler", node, **({"num_workers": num_workers} if knows_number else {}))
+    straggler.check(num_workers)
+    return straggler
+
+
+def _require(is_right: bool, key: str, value: Any, allowed: str) -> None:
+    if not is_right:
+        raise UserError(f"{key}={value}: allowed is {allowed}")
+
+
+def check(config: dict[str, Any]) -> None:
+    """Check everything that needs neither torch nor MPI.
+
+    Raises:
+        UserError: Naming the key, its value and what is allowed.
+    """
+
+    def check_number(key: str, least: float, *, exclusive: bool = False, most: float = math.inf) -> None:
+        value = config
+        for part in key.split("."):
+            value = value[part]
+        if value is None:
+            return
+        above = value > least if exclusive else value >= least
+        words = f"a number {'above' if exclusive else 'of at least'} {least}"
+        if most != math.inf:
+            words += f" and at most {most}"
+        _require(math.isfinite(value) and above and value <= most, key, value, words)
+
+    check_number("seed", 0, most=2**63 - 1)
+    check_number("epochs", 0, exclusive=True)
+    check_number("max_updates", 1)
+    check_number("max_time_s", 0, exclusive=True)
+    check_number("target_accuracy", 0, exclusive=True, most=1)
+    check_number("batch_size", 1)
+    check_number("num_workers", 1)
+    check_number("threads", 1)
+    check_number("progress_s", 0, exclusive=True)
+    check_number("transport.slots", 3, most=64)
+    check_number("eval.every_epochs", 0, exclusive=True)
+    for target in config["eval"]["targets"]:
+        _require(0 < target <= 1, "eval.targets", config["eval"]["targets"], "a list of accuracies above 0 up to 1")
+    ends = ("epochs", "max_updates", "max_time_s", "target_accuracy")
+    if all(config[key] is None for key in ends):
+        raise UserError(f"{', '.join(ends)} are all null: the run would never end; set at least one")
+    _require(config["transport"]["name"] in ("rma", "local"), "transport.name", config["transport"]["name"], "rma, local")
+    build("paradigm", config["paradigm"])
+    build("schedule", config["schedule"])
+    for number, group in enumerate(config["parameter_groups"]):
+        if not isinstance(group, dict) or not isinstance(group.get("pattern"), str):
+            raise UserError(
+                f"parameter_groups[{number}]={group!r}: allowed is a mapping with a pattern (of parameter names) and "
+                'options of the optimizer, e.g. {pattern:"*.bias",weight_decay:0}'
+            )

@@ -1,0 +1,173 @@
+"""Accumulators: numbers go in one by one, a few figures come out. Pure: no files, no clock, no randomness."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+class IntHistogram:
+    """How often each integer occurred."""
+
+    def __init__(self) -> None:
+        self.counts: dict[int, int] = {}
+        self.total = 0
+        """Number of values added."""
+        self.sum = 0
+        """Sum of the values added."""
+
+    def add(self, value: int) -> None:
+        """Count ``value`` once more."""
+        self.counts[value] = self.counts.get(value, 0) + 1
+        self.total += 1
+        self.sum += value
+
+    @property
+    def mean(self) -> float | None:
+        """Mean of the values; None when there are none."""
+        return self.sum / self.total if self.total else None
+
+    @property
+    def max(self) -> int | None:
+        """Largest value; None when there are none."""
+        return max(self.counts, default=None)
+
+    def quantile(self, q: float) -> int | None:
+        """Smallest value that at least the share ``q`` of all values does not exceed (nearest rank).
+
+        Args:
+            q: Between 0 and 1.
+
+        Returns:
+            The value, one that occurred; None when there are none.
+        """
+        wanted = q * self.total
+        seen = 0
+        for value in sorted(self.counts):
+            seen += self.counts[value]
+            if seen >= wanted:
+                return value
+        return None
+
+    def to_dict(self) -> dict[str, Any]:
+        """``{mean, p50, p99, max, histogram}``; the histogram's keys are text, as JSON wants them."""
+        return {
+            "mean": self.mean,
+            "p50": self.quantile(0.5),
+            "p99": self.quantile(0.99),
+            "max": self.max,
+            "histogram": {str(value): self.counts[value] for value in sorted(self.counts)},
+        }
+
+
+class WindowMean:
+    """Weighted mean of the latest values; what is not finite is left out."""
+
+    def __init__(self, size: int) -> None:
+        """Keep the latest ``size`` values, at least 1."""
+        self._values: deque[tuple[float, float]] = deque(maxlen=size)
+
+    def add(self, value: float, weight: float) -> None:
+        """Add ``value``; of no effect when it is nan or inf."""
+        if math.isfinite(value):
+            self._values.append((value, weight))
+
+    @property
+    def mean(self) -> float | None:
+        """The mean; None when no finite value with a weight has come."""
+        # Summed anew at each reading: running sums would drift, and readings are rare.
+        weight = math.fsum(weight for _, weight in self._values)
+        return math.fsum(value * weight for value, weight in self._values) / weight if weight > 0 else None
+
+
+@dataclass(slots=True)
+class Totals:
+    """Sums over all workers since the start. Two snapshots of it make the rates of the time between them."""
+
+    pushes: int = 0
+    updates: int = 0
+    samples: int = 0
+    """Samples of the gradients that were accepted."""
+    loss_sum: float = 0.0
+    """Sum of loss times samples, finite losses only."""
+    loss_samples: int = 0
+    correct: int = 0
+    correct_samples: int = 0
+    staleness_sum: int = 0
+    staleness_count: int = 0
+
+
+@dataclass(slots=True)
+class WorkerStatistics:
+    """What one worker did. Durations are sums in seconds."""
+
+    pushes: int = 0
+    """Pushes that counted, which is the worker's clock."""
+    samples: int = 0
+    updates: int = 0
+    """Updates that this worker's gradient was part of."""
+    samples_applied: int = 0
+    staleness_sum: int = 0
+    pull_retries: int = 0
+    data_s: float = 0.0
+    pull_s: float = 0.0
+    compute_s: float = 0.0
+    push_s: float = 0.0
+    wait_s: float = 0.0
+    """From each push until the worker saw its next grant: holds, the server's work and the messages' way."""
+    holds: int = 0
+    held_s: dict[str, float] = field(default_factory=dict)
+    """The part of ``wait_s`` spent held, by cause."""
+    waits_since: float | None = None
+    """Time of the latest push while the wait that follows it is not summed up yet."""
+    grant_sent_at: float | None = None
+    """When the wait that is not summed up yet was ended by the server."""
+    hold_cause: str | None = None
+    """Why it is held now; None when it is not."""
+    is_active: bool = True
+
+    def end_wait(self, at: float) -> None:
+        """Sum up the wait that began with the latest push; of no effect when none is open."""
+        if self.waits_since is not None:
+            # Mapped clocks may be off by microseconds; a wait is never negative.
+            self.wait_s += max(0.0, at - self.waits_since)
+            self.waits_since = None
+        self.grant_sent_at = None
+
+    def leave(self, at: float) -> None:
+        """The worker leaves the active set; an open wait ends with the grant it was sent, else now."""
+        self.end_wait(at if self.grant_sent_at is None else self.grant_sent_at)
+        self.hold_cause = None
+        self.is_active = False
+
+    def times(self) -> dict[str, float]:
+        """``{data, pull, compute, push, wait}``, seconds."""
+        return {
+            "data": self.data_s,
+            "pull": self.pull_s,
+            "compute": self.compute_s,
+            "push": self.push_s,
+            "wait": self.wait_s,
+        }
+
+    def counts(self) -> dict[str, Any]:
+        """Everything that is not a sum of time by phase."""
+        return {
+            "pushes": self.pushes,
+            "samples": self.samples,
+            "updates": self.updates,
+            "samples_applied": self.samples_applied,
+            "staleness_mean": self.staleness_sum / self.updates if self.updates else None,
+            "pull_retries": self.pull_retries,
+            "holds": self.holds,
+            "held_s": dict(self.held_s),
+        }
+
+
+def share_of_time(times: Mapping[str, float]) -> dict[str, float]:
+    """Each phase's share of the sum, between 0 and 1; all 0 when the sum is 0."""
+    total = math.fsum(times.values())
+    return {phase: seconds / total if total > 0 else 0.0 for phase, seconds in times.items()}

@@ -1,0 +1,363 @@
+"""The server's loop: receive pushes, update the weights, publish them, grant.
+
+One job: carry out what the coordinator decides. It decides nothing about who may run ahead, and knows neither MPI nor
+Hydra nor any paradigm. Between two entries into the transport it works on a bounded number of elements, because on
+several MPI libraries the workers' puts and gets stand still while the server is silent. Time comes from the transport.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from hydssp.coordination.coordinator import Coordinator
+from hydssp.coordination.events import Decision, Outcome, Push
+from hydssp.coordination.ranges import RangeDealer
+from hydssp.evaluation import Evaluation, Evaluator, Request
+from hydssp.transport.backoff import Backoff
+from hydssp.transport.messages import Grant, Pushed
+from hydssp.transport.protocol import ServerTransport
+from hydssp.update.schedule import LrClock, Schedule, schedule_epoch
+from hydssp.update.step import ChunkedOptimizer
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When a run ends besides running out of epochs; None: no such limit."""
+
+    max_updates: int | None = None
+    max_time_s: float | None = None
+    target_accuracy: float | None = None
+
+
+@dataclass(frozen=True)
+class StepRule:
+    """How pushes become a step: the learning rate and the gradients' weights.
+
+    Attributes:
+        schedule: Factor on the learning rate over the epochs.
+        lr_clock: What drives the schedule.
+        push_weight: Factor on the learning rate of a step made from single pushes (1/P or 1); rounds have 1.
+        is_mean: True for rounds: the sample-weighted mean of the gradients; False: their sum.
+        batch_size: Samples of a full batch.
+        num_samples: Size of the training data.
+    """
+
+    schedule: Schedule
+    lr_clock: LrClock
+    push_weight: float
+    is_mean: bool
+    batch_size: int
+    num_samples: int
+
+    def weights(self, samples: Sequence[int]) -> list[float]:
+        """The weight of each gradient in an update, from the samples behind it."""
+        if self.is_mean:
+            total = sum(samples)
+            return [count / total for count in samples]
+        return [1.0] * len(samples)
+
+
+class Recorder(Protocol):
+    """What the server tells; see ``observe.recorder``, which writes it down."""
+
+    def push(
+        self,
+        group: int,
+        pushed: Pushed,
+        now: float,
+        *,
+        lead: int,
+        run_ahead: int,
+        disposition: str,
+        is_last: bool,
+        has_gradient: bool,
+    ) -> None:
+        """One clock message was handled, in the ``group``-th call of the coordinator."""
+
+    def update(
+        self, now: float, version: int, applied: list[tuple[int, int, int]], lr: float, apply_s: float
+    ) -> None:
+        """An update was made from ``(worker, staleness, samples)``."""
+
+    def release(self, decision: Decision, grant: Grant, now: float) -> None:
+        """A worker goes on."""
+
+    def hold(self, decision: Decision, now: float) -> None:
+        """A worker waits."""
+
+    def finish(self, workers: Sequence[int], now: float, why: str) -> None:
+        """Workers have left."""
+
+    def evaluation(
+        self, now: float, version: int, samples: int, accuracy: float, loss: float, pinned_at: float
+    ) -> None:
+        """An evaluation's result is there."""
+
+    def busy(self, seconds: float) -> None:
+        """Time spent on work, for the share of time the server is busy."""
+
+    def tick(self, now: float) -> None:
+        """Called often; writes a progress record when one is due."""
+
+
+class Server:
+    """The parameter server between its transport, the coordinator and the optimizer.
+
+    Args:
+        transport: The server's end.
+        coordinator: Holds every clock; decides.
+        dealer: Deals batch ranges with the grants.
+        optimizer: Updates the weight vector in place.
+        step_rule: Learning rate and weights of an update.
+        evaluator: Where weights are evaluated; None: nowhere.
+        evaluate_every: Samples between two evaluations.
+        recorder: Told of everything.
+        limits: When to end early.
+
+    Attributes:
+        version: Updates made so far; equals the newest published version.
+        samples: Samples behind these updates.
+        ended_by: Why no further iteration is granted ("" while training goes on).
+    """
+
+    def __init__(
+        self,
+        *,
+        transport: ServerTransport,
+        coordinator: Coordinator,
+        dealer: RangeDealer,
+        optimizer: ChunkedOptimizer,
+        step_rule: StepRule,
+        evaluator: Evaluator | None,
+        evaluate_every: float,
+        recorder: Recorder,
+        limits: Limits,
+    ) -> None:
+        self.version = 0
+        self.samples = 0
+        self.ended_by = ""
+        self._transport = transport
+        self._coordinator = coordinator
+        self._dealer = dealer
+        self._optimizer = optimizer
+        self._weights = optimizer.weights.numpy()
+        self._rule = step_rule
+        self._evaluator = evaluator
+        self._evaluate_every = evaluate_every
+        self._evaluate_at = evaluate_every
+        self._recorder = recorder
+        self._limits = limits
+        self._group = 0
+        self._iterations = [0] * transport.num_workers
+        self._pushed: dict[int, Pushed] = {}
+        self._gradients = [torch.from_numpy(transport.gradient(w)) for w in range(transport.num_workers)]
+
+    def start(self) -> None:
+        """Publish the initial weights as version 0 and grant every worker its first iteration."""
+        self._publish_whole()
+        self._carry_out(self._coordinator.start(self._transport.now()))
+
+    @property
+    def is_done(self) -> bool:
+        """Every worker has left."""
+        return self._coordinator.num_active == 0
+
+    def step(self) -> bool:
+        """Handle what has arrived. Returns whether there was anything to do."""
+        pushed = self._transport.receive()
+        now = self._transport.now()
+        self._check_limits(now)
+        self._poll_evaluation(now)
+        self._recorder.tick(now)
+        if not pushed:
+            return False
+        self._handle(pushed, now)
+        self._recorder.busy(self._transport.now() - now)
+        return True
+
+    def _handle(self, pushed: list[Pushed], now: float) -> None:
+        self._group += 1
+        is_last = bool(self.ended_by) or self._dealer.exhausted
+        events = []
+        for p in pushed:
+            self._pushed[p.worker] = p
+            has_gradient = p.clock.samples > 0 and p.clock.is_finite and not self.ended_by
+            events.append(Push(p.worker, p.pushed_at, is_last, has_gradient))
+        outcome = self._coordinator.on_pushes(events, now)
+        for p, event in zip(pushed, events, strict=True):
+            self._recorder.push(
+                self._group,
+                p,
+                now,
+                lead=self._coordinator.lead(p.worker),
+                run_ahead=self._coordinator.run_ahead(p.worker),
+                disposition=self._disposition(p, event),
+                is_last=event.is_last,
+                has_gradient=event.has_gradient,
+            )
+        if is_last:
+            self._stop(p.worker for p in pushed)
+            self._recorder.finish([p.worker for p in pushed], now, self.ended_by or "epochs")
+        self._carry_out(outcome)
+
+    def _disposition(self, pushed: Pushed, event: Push) -> str:
+        if event.has_gradient:
+            return "gradient"
+        if pushed.clock.samples == 0:
+            return "empty"
+        return "rejected" if not pushed.clock.is_finite else "discarded"
+
+    def _carry_out(self, outcome: Outcome) -> None:
+        """Apply, then release; workers for which nothing is left to do finish, which may release others."""
+        while True:
+            if outcome.apply:
+                self._apply(outcome.apply)
+            now = self._transport.now()
+            for decision in outcome.holds:
+                self._recorder.hold(decision, now)
+            self._check_limits(now)
+            idle = self._grant(outcome.releases)
+            if self.ended_by or self._dealer.exhausted:
+                idle += [w for w in self._coordinator.held if w not in idle]
+            if not idle:
+                return
+            now = self._transport.now()
+            self._stop(idle)
+            self._recorder.finish(idle, now, self.ended_by or "epochs")
+            outcome = self._coordinator.on_finish(sorted(idle), now)
+
+    def _grant(self, releases: Sequence[Decision]) -> list[int]:
+        """Grant each release its batch range; returns the workers for whom none is left."""
+        workers = [decision.worker for decision in releases]
+        if self.ended_by or not workers:
+            return workers
+        idle = []
+        batches = self._dealer.deal(workers)
+        for decision in releases:
+            worker = decision.worker
+            batch = batches[worker]
+            if batch is None:
+                idle.append(worker)
+                continue
+            grant = Grant(self._iterations[worker], self.version, batch.epoch, batch.start, batch.count)
+            self._iterations[worker] += 1
+            self._transport.grant(worker, grant)
+            self._recorder.release(decision, grant, self._transport.now())
+        return idle
+
+    def _stop(self, workers: Iterable[int]) -> None:
+        for worker in workers:
+            self._transport.grant(worker, Grant(self._iterations[worker], self.version, stop=True))
+
+    def _apply(self, workers: Sequence[int]) -> None:
+        """One update from the gradients of ``workers``, published as the next version."""
+        began_at = self._transport.now()
+        clocks = [self._pushed[w].clock for w in workers]
+        counts = [clock.samples for clock in clocks]
+        epoch = schedule_epoch(
+            self._rule.lr_clock,
+            samples=self.samples,
+            updates=self.version,
+            worker_clock=max(clock.iteration for clock in clocks),
+            batch_size=self._rule.batch_size,
+            num_workers=self._transport.num_workers,
+            num_samples=self._rule.num_samples,
+        )
+        slot = self._transport.begin_publish(self.version + 1)
+
+        def publish_chunk(start: int, stop: int) -> None:
+            slot[start:stop] = self._weights[start:stop]
+            self._transport.progress()
+
+        self._optimizer.step(
+            list(zip((self._gradients[w] for w in workers), self._rule.weights(counts), strict=True)),
+            self._rule.schedule.factor(epoch) * self._rule.push_weight,
+            publish_chunk,
+        )
+        self._transport.end_publish()
+        staleness = [self.version - clock.version for clock in clocks]
+        self.version += 1
+        self.samples += sum(counts)
+        now = self._transport.now()
+        self._recorder.update(
+            now,
+            self.version,
+            list(zip(workers, staleness, counts, strict=True)),
+            self._optimizer.learning_rate,
+            now - began_at,
+        )
+        if self.samples >= self._evaluate_at and self._evaluator is not None and not self._evaluator.is_busy:
+            self.pin_for_evaluation(now)
+
+    def _publish_whole(self) -> None:
+        slot = self._transport.begin_publish(self.version)
+        self._copy_weights(slot)
+        self._transport.end_publish()
+
+    def _copy_weights(self, out: np.ndarray) -> None:
+        step = self._optimizer.chunk_numel
+        for start in range(0, len(out), step):
+            out[start : start + step] = self._weights[start : start + step]
+            self._transport.progress()
+
+    def pin_for_evaluation(self, now: float) -> None:
+        """Copy the weights as they are to the evaluator, which must not be busy."""
+        assert self._evaluator is not None
+        self._copy_weights(self._evaluator.submit(Request(self.version, now, self.samples)))
+        self._evaluator.begin()
+        while self._evaluate_at <= self.samples:
+            self._evaluate_at += self._evaluate_every
+
+    def evaluate_final(self) -> None:
+        """Wait for the final weights' result; after the workers have left, so nothing is held up by it."""
+        if self._evaluator is None:
+            return
+        is_pinned = False
+        while not is_pinned or self._evaluator.is_busy:
+            now = self._transport.now()
+            self._poll_evaluation(now)
+            if not is_pinned and not self._evaluator.is_busy:
+                self.pin_for_evaluation(now)
+                is_pinned = True
+            time.sleep(2e-3)
+
+    def _poll_evaluation(self, now: float) -> None:
+        if self._evaluator is not None and (result := self._evaluator.poll()) is not None:
+            self._record_evaluation(result, now)
+
+    def _record_evaluation(self, result: Evaluation, now: float) -> None:
+        request = result.request
+        self._recorder.evaluation(
+            now, request.version, request.samples, result.accuracy, result.loss, request.pinned_at
+        )
+        target = self._limits.target_accuracy
+        if target is not None and result.accuracy >= target:
+            self._end("target_accuracy")
+
+    def _check_limits(self, now: float) -> None:
+        limits = self._limits
+        if limits.max_updates is not None and self.version >= limits.max_updates:
+            self._end("max_updates")
+        elif limits.max_time_s is not None and now >= limits.max_time_s:
+            self._end("max_time_s")
+
+    def _end(self, why: str) -> None:
+        """Grant nothing more. Workers that compute are drained, their gradients not applied."""
+        if not self.ended_by:
+            self.ended_by = why
+
+
+def run(server: Server, backoff: Backoff) -> None:
+    """Drive the server until every worker has left, sleeping whenever nothing has arrived."""
+    server.start()
+    while not server.is_done:
+        if server.step():
+            backoff.reset()
+        else:
+            backoff.wait()

@@ -1,0 +1,149 @@
+"""``python -m hydssp.train``: one process of a training job.
+
+One job: find out which rank speaks, let rank 0 read the command line with Hydra, tell the others what to do, and leave
+every rank with the same exit code. Imports neither torch nor MPI nor Hydra at its top: ``--help``, ``--cfg`` and a bad
+override end before MPI is started, and processes that Python spawns import this module again.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from hydssp.abort import fail, guard
+from hydssp.errors import UserError
+from hydssp.launcher import Launch
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from hydssp.session import Session
+
+OK, ERROR, USAGE = 0, 1, 2
+
+
+class Leader:
+    """Rank 0's part: runs each composed configuration on all ranks, then tells them to stop.
+
+    Attributes:
+        code: The exit code so far: the first that is not 0.
+    """
+
+    def __init__(self, launch: Launch) -> None:
+        self.code = OK
+        self._launch = launch
+        self._session: Session | None = None
+
+    def run(self, composed: DictConfig) -> None:
+        """Check one configuration and train with it."""
+        from hydssp import config
+
+        try:
+            plain = config.to_plain(composed)
+            config.check(plain)
+            session = self._session_for(plain)
+        except UserError as error:
+            print(f"hydssp: {error}", file=sys.stderr)
+            self._note(USAGE)
+            return
+        if session is not None and session.rank != 0:
+            # A launcher that sets no variable we know: only MPI could tell that this is not rank 0.
+            self._note(follow(session))
+            return
+        if session is not None:
+            session.broadcast(plain)
+        try:
+            from hydssp import job
+
+            self._note(job.run(plain, session))
+        except BaseException as error:
+            # Hydra would print a shortened traceback and exit, and the other ranks would wait for ever.
+            fail(error)
+
+    def _note(self, code: int) -> None:
+        self.code = self.code or code
+
+    def _session_for(self, plain: dict[str, Any]) -> Session | None:
+        """The session that the configuration needs; None for training in this one process."""
+        if plain["transport"]["name"] == "local":
+            if self._launch.is_launched:
+                raise UserError(
+                    f"transport=local trains in one process, but {self._launch.launcher} started {self._launch.size}; "
+                    "start it without a launcher, or use transport=rma"
+                )
+            if plain["num_workers"] is None:
+                raise UserError("num_workers=null: transport=local needs the number of workers, e.g. num_workers=3")
+            return None
+        from hydssp.session import Session
+
+        self._session = self._session or Session()
+        size = self._session.size
+        if size == 1 and self._launch.is_launched:
+            raise UserError(
+                f"{self._launch.launcher} started {self._launch.size} processes, but the MPI library that mpi4py loads "
+                f"({self._session.library}) sees each of them alone; use the mpirun that belongs to this library"
+            )
+        if size == 1:
+            raise UserError(
+                "one process is not enough: rank 0 is the server, so that at least 2 ranks are needed; start it as "
+                "mpirun -np 4 python -m hydssp.train, or train in one process with transport=local num_workers=3"
+            )
+        if plain["num_workers"] not in (None, size - 1):
+            raise UserError(
+                f"num_workers={plain['num_workers']}: under a launcher it is the number of ranks less one, here "
+                f"{size - 1}; leave it out"
+            )
+        return self._session
+
+    def finish(self) -> int:
+        """Tell the other ranks to stop, and return the exit code."""
+        if self._launch.is_launched and self._session is None:
+            from hydssp.session import Session
+
+            self._session = Session()
+        if self._session is not None and self._session.rank == 0 and self._session.size > 1:
+            self._session.broadcast(self.code)
+        return self.code
+
+
+def lead(launch: Launch) -> int:
+    """Rank 0: read the command line, run what it asks for."""
+    import hydra
+
+    from hydssp import config
+
+    config.register()
+    leader = Leader(launch)
+    application = hydra.main(version_base="1.3", config_path="pkg://hydssp.conf", config_name="train")(leader.run)
+    try:
+        application()
+    except SystemExit as exit_:
+        # Only Hydra exits here, and with 1 for anything wrong on the command line.
+        leader.code = leader.code or (USAGE if exit_.code else OK)
+    return leader.finish()
+
+
+def follow(session: Session) -> int:
+    """Another rank: run the configurations that rank 0 sends until it sends an exit code."""
+    if session.size == 1:
+        return USAGE  # not in one world with the others; rank 0 says so
+    while not isinstance(message := session.broadcast(), int):
+        from hydssp import job
+
+        job.run(message, session)
+    return message
+
+
+def main() -> int:
+    """One process of the job; returns the exit code that all have agreed on."""
+    launch = Launch.from_environment(os.environ)
+    if launch.rank == 0:
+        return lead(launch)
+    from hydssp.session import Session
+
+    return follow(Session())
+
+
+if __name__ == "__main__":
+    guard(main)

@@ -1,0 +1,103 @@
+"""The two protocols between the loops and a transport: interfaces only, no implementation.
+
+Imports numpy and the standard library only. ``local`` and ``rma`` implement them and pass one contract suite
+(``tests/contract``). Neither end knows coordination, Hydra or torch. Worker = MPI rank - 1.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from hydssp.transport.messages import Clock, Grant, Pushed
+
+
+class ServerTransport(Protocol):
+    """Rank 0's end: a ring of published versions, one gradient slot per worker, clock messages, grants."""
+
+    num_workers: int
+    numel: int
+    """Elements of the weight vector and of each gradient slot."""
+
+    def now(self) -> float:
+        """Seconds since the transport was opened, monotonic: the server's clock."""
+
+    def progress(self) -> None:
+        """Let the workers' puts and gets advance. To be called every millisecond or so while workers run."""
+
+    def begin_publish(self, version: int) -> np.ndarray:
+        """Open the ring slot of ``version`` for writing.
+
+        Invalidates the slot's version tag first, so that a reader in the middle of it will notice.
+
+        Args:
+            version: The number after the newest published one (0 at first).
+
+        Returns:
+            1-D view of ``numel`` elements of the layout's dtype, to be filled completely. Its content is
+            stale.
+        """
+
+    def end_publish(self) -> None:
+        """Tag the slot that ``begin_publish`` opened and make it the newest version."""
+
+    def gradient(self, worker: int) -> np.ndarray:
+        """The gradient slot of ``worker``: 1-D view, ``numel`` elements.
+
+        The content is that of the worker's latest push and stays until the worker is granted again.
+        """
+
+    def receive(self) -> list[Pushed]:
+        """All clock messages that have arrived, at most one per worker; never blocks; makes progress.
+
+        After it returns, the gradients of these pushes may be read. Message order is worker order.
+        """
+
+    def grant(self, worker: int, grant: Grant) -> None:
+        """Send ``grant`` without blocking. At most one grant per push of the worker, plus the first."""
+
+    def close(self) -> None:
+        """Free everything on the agreed way out: collective, after a stop grant to every worker; idempotent.
+
+        Every view handed out before is invalid afterwards.
+        """
+
+
+class WorkerTransport(Protocol):
+    """A worker's end."""
+
+    worker: int
+    numel: int
+
+    def now(self) -> float:
+        """Seconds on this worker's clock, monotonic."""
+
+    def poll_grant(self) -> Grant | None:
+        """The next grant if it has arrived, else None; never blocks; makes progress."""
+
+    def pull(self, out: np.ndarray, version: int) -> tuple[int, int]:
+        """Copy a whole published version into ``out``, never a mixture of two.
+
+        Args:
+            out: 1-D contiguous array of ``numel`` elements of the layout's dtype.
+            version: The version to try first (from the grant). When its slot has been overwritten the newest
+                is read.
+
+        Returns:
+            The version really read, and how often the read had to begin again.
+        """
+
+    def push(self, gradient: np.ndarray | None, clock: Clock) -> None:
+        """Put ``gradient`` into this worker's slot, complete it, then send ``clock``.
+
+        Args:
+            gradient: 1-D contiguous array of ``numel`` elements; None for an empty push. Reusable on return.
+            clock: Echoes the latest grant's iteration.
+
+        Raises:
+            RuntimeError: When called without a grant.
+        """
+
+    def close(self) -> None:
+        """Collective counterpart of the server's ``close``; idempotent."""

@@ -1,0 +1,1 @@
+"""How weights look in memory and how a gradient changes them: torch, but no MPI, Hydra or coordination."""

@@ -1,0 +1,168 @@
+"""The optimizer step on the flat vector, chunk by chunk.
+
+One job: turn gradients into new weights, in pieces small enough that the server can enter its transport between them.
+Knows no transport: what to do between two chunks is an argument. An optimizer here must be elementwise, since the
+vector is cut at any element; ``check_elementwise`` refuses the others by trying them.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from hydssp.errors import UserError
+from hydssp.update.layout import ParameterLayout
+
+CHUNK_NUMEL = 1 << 17
+"""Elements of a chunk: SGD with momentum moves 20 bytes an element, so that this takes a fraction of a millisecond."""
+
+MakeOptimizer = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
+"""Builds an optimizer from a list of parameter groups, as torch's constructors take it."""
+
+
+def group_ranges(
+    layout: ParameterLayout, groups: Sequence[Mapping[str, Any]]
+) -> list[tuple[int, int, dict[str, Any]]]:
+    """Cut the vector into ranges that share one set of options.
+
+    Args:
+        layout: The vector.
+        groups: Each has ``pattern`` (a shell pattern on parameter names) and options that replace the optimizer's own
+            for the parameters it matches. The first match counts; a parameter without one keeps the defaults.
+
+    Returns:
+        ``(start, stop, options)`` in rising order, without gaps.
+
+    Raises:
+        UserError: When a group has no pattern or matches no parameter.
+    """
+    for number, group in enumerate(groups):
+        pattern = group.get("pattern")
+        names = [span.name for span in layout.spans]
+        if not isinstance(pattern, str) or not fnmatch.filter(names, pattern):
+            raise UserError(
+                f"parameter_groups[{number}].pattern={pattern!r}: allowed is a shell pattern that matches a trainable "
+                f"parameter; the model has {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"
+            )
+    ranges: list[tuple[int, int, dict[str, Any]]] = []
+    for span in layout.spans:
+        chosen = next((g for g in groups if fnmatch.fnmatch(span.name, g["pattern"])), {})
+        options = {key: value for key, value in chosen.items() if key != "pattern"}
+        if ranges and ranges[-1][2] == options:
+            ranges[-1] = (ranges[-1][0], span.stop, options)
+        else:
+            ranges.append((span.start, span.stop, options))
+    return ranges
+
+
+def check_elementwise(make: MakeOptimizer) -> None:
+    """Refuse an optimizer whose step on a vector differs from its steps on the vector's parts.
+
+    Three steps are made on 24 elements, whole and in two pieces of different magnitude, in float64.
+
+    Raises:
+        UserError: When the results differ (LARS, LAMB, Adafactor), when a step needs a closure (LBFGS) or a matrix
+            (Muon), or when the optimizer cannot be built at all.
+    """
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randn(24, generator=generator, dtype=torch.float64)
+    start[:7] *= 100
+    gradients = torch.randn(3, 24, generator=generator, dtype=torch.float64)
+    name = "this optimizer"
+    try:
+        results = []
+        for cuts in ([0, 24], [0, 7, 24]):
+            weights = start.clone()
+            for a, b in zip(cuts, cuts[1:], strict=False):
+                parameter = torch.nn.Parameter(weights[a:b])
+                optimizer = make([{"params": [parameter]}])
+                name = type(optimizer).__name__
+                for gradient in gradients:
+                    parameter.grad = gradient[a:b].clone()
+                    optimizer.step()
+            results.append(weights)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(
+            f"optimizer: {name} cannot step on a flat vector ({type(error).__name__}: {error}); allowed are elementwise "
+            "optimizers with the arguments their constructor takes, such as torch.optim.SGD or torch.optim.AdamW"
+        ) from error
+    if not torch.allclose(results[0], results[1], rtol=1e-9, atol=1e-12):
+        raise UserError(
+            f"optimizer: {name} is not elementwise (its step depends on norms over a tensor); the server updates the "
+            "weights in chunks, so allowed are elementwise optimizers such as torch.optim.SGD or torch.optim.AdamW"
+        )
+
+
+class ChunkedOptimizer:
+    """One optimizer instance per chunk of the vector; steps them in order.
+
+    Attributes:
+        weights: The vector that is updated in place, 1-D.
+        steps: Number of calls of ``step`` so far.
+        chunk_numel: Elements of the largest piece worked on at a time.
+    """
+
+    def __init__(
+        self,
+        weights: torch.Tensor,
+        make: MakeOptimizer,
+        ranges: Iterable[tuple[int, int, dict[str, Any]]],
+        chunk_numel: int = CHUNK_NUMEL,
+    ) -> None:
+        self.weights = weights
+        self.steps = 0
+        self.chunk_numel = chunk_numel
+        self._buffer = torch.empty(chunk_numel, dtype=weights.dtype)
+        self._factor = 1.0
+        self._chunks: list[tuple[int, int, torch.nn.Parameter, torch.optim.Optimizer]] = []
+        for start, stop, options in ranges:
+            for a in range(start, stop, chunk_numel):
+                b = min(a + chunk_numel, stop)
+                parameter = torch.nn.Parameter(weights[a:b])
+                optimizer = make([{"params": [parameter], **options}])
+                for group in optimizer.param_groups:
+                    group["initial_lr"] = group["lr"]
+                self._chunks.append((a, b, parameter, optimizer))
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the first parameter group as the latest step used it."""
+        return float(self._chunks[0][3].param_groups[0]["lr"])
+
+    def step(
+        self,
+        gradients: Sequence[tuple[torch.Tensor, float]],
+        lr_factor: float,
+        after_chunk: Callable[[int, int], None],
+    ) -> None:
+        """Make one update from the weighted sum of ``gradients``, summed in the order given.
+
+        Args:
+            gradients: Pairs of a 1-D vector of ``numel`` elements and its weight; at least one.
+            lr_factor: Factor on every configured learning rate for this step.
+            after_chunk: Called with ``(start, stop)`` when these elements of ``weights`` are final.
+        """
+        if lr_factor != self._factor:
+            for *_, optimizer in self._chunks:
+                for group in optimizer.param_groups:
+                    group["lr"] = group["initial_lr"] * lr_factor
+            self._factor = lr_factor
+        (first, weight), *others = gradients
+        for a, b, parameter, optimizer in self._chunks:
+            if weight == 1.0 and not others:
+                parameter.grad = first[a:b]
+            else:
+                total = self._buffer[: b - a]
+                torch.mul(first[a:b], weight, out=total)
+                for gradient, other_weight in others:
+                    total.add_(gradient[a:b], alpha=other_weight)
+                parameter.grad = total
+            optimizer.step()
+            parameter.grad = None
+            after_chunk(a, b)
+        self.steps += 1
