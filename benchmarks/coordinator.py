@@ -1,8 +1,8 @@
 """Microseconds that the coordinator takes per push, by number of workers.
 
-Usage: ``python benchmarks/coordinator.py``. Events are recorded from a virtual cluster first (workers of unequal
-speed, gamma-distributed iteration times) and then replayed to a fresh coordinator, so that only the coordinator is
-timed. Reasons are not read, so no strings are built.
+Usage: ``python benchmarks/coordinator.py``. Events are recorded from a virtual cluster first (workers of
+unequal speed, gamma-distributed iteration times) and then replayed to a fresh coordinator, so that only the
+coordinator is timed. Reasons are not read, so no strings are built.
 """
 
 from __future__ import annotations

@@ -136,11 +136,15 @@ class TrainConfig:
 def register() -> None:
     """Put the schemas where ``conf/`` refers to them."""
     store = ConfigStore.instance()
-    store.store(name="train_schema", node=TrainConfig)
-    store.store(group="paradigm", name="any_schema", node=ParadigmConfig)
-    store.store(group="paradigm", name="ssp_schema", node=SSPConfig)
-    store.store(group="paradigm", name="dssp_schema", node=DSSPConfig)
-    store.store(group="transport", name="any_schema", node=TransportConfig)
+    # In a group of their own, so that they are not offered as paradigms and transports.
+    for name, node in (
+        ("train", TrainConfig),
+        ("paradigm", ParadigmConfig),
+        ("ssp", SSPConfig),
+        ("dssp", DSSPConfig),
+        ("transport", TransportConfig),
+    ):
+        store.store(group="schema", name=name, node=node)
 
 
 def to_plain(config: DictConfig) -> dict[str, Any]:

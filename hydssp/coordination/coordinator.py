@@ -137,7 +137,7 @@ class Coordinator:
     # --- events --------------------------------------------------------------------------------------------
 
     def start(self, now: float) -> Outcome:
-        """Grant every worker its first iteration.
+        """Grant every active worker its first iteration.
 
         Args:
             now: Seconds from the start of the run.
@@ -153,7 +153,7 @@ class Coordinator:
         self._now = now
         self._event = 1
         releases = []
-        for worker in range(self.num_workers):
+        for worker in self.active:
             self._computing[worker] = 1
             self._granted_at[worker] = self._pushed_at[worker] = now
             releases.append(Decision(worker, Cause.START, now, 0, 0, 0, now))

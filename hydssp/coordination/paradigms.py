@@ -35,22 +35,19 @@ class Rules:
     s_upper: int | float
     """The bound of the cap, in clocks; ``s_upper - s_lower`` is the largest extension."""
     grant: GrantCount = "exact"
-    """``exact``: an extension r* is r* iterations; ``literal``: r* + 1, as the paper's pseudo-code prints
-    it."""
+    """``exact``: an extension r* is r* iterations; ``literal``: r* + 1, as the paper prints it."""
     release: Release = "next_push"
     """``next_push``: the next push of a slowest worker is a permit too; ``gap``: only lead <= s_lower is."""
     ask: Ask = "any"
-    """Who may ask the controller for an extension: ``any`` worker, or only the ``fastest`` (all at
-    max(t))."""
+    """Who may be given an extension: ``any`` worker, or only the ``fastest`` (all at max(t))."""
     cap: Cap = "run_ahead"
-    """What may not exceed s_upper at a grant: ``run_ahead`` over any computing worker, ``lead``, or ``none``."""
+    """What may not exceed s_upper at a grant: ``run_ahead`` over a computing worker, ``lead``, ``none``."""
     late: Late = "clamp"
     """``clamp``: no extension while the slowest worker is overdue; ``none``: as printed, no such rule."""
     interval: Interval = "processing"
     """What predicts a push: the time from grant to push (``processing``) or between the last two pushes."""
     apply: Apply = "per_push"
-    """``per_push``: pushes are applied as they come; ``per_round``: one update when every active worker has
-    pushed."""
+    """``per_push``: each push is applied as it comes; ``per_round``: one update per round of all workers."""
 
     def __post_init__(self) -> None:
         for key, value in (("s_lower", self.s_lower), ("s_upper", self.s_upper)):
@@ -71,8 +68,8 @@ class Rules:
         if self.apply == "per_round" and (self.s_upper != 0 or self.release != "gap"):
             # A worker that goes on inside a round would overwrite the gradient that the round still needs.
             raise UserError(
-                "paradigm.apply=per_round: allowed only with s_lower 0, s_upper 0 and release gap (a barrier), "
-                f"not with s_upper {self.s_upper} and release {self.release}; use per_push"
+                "paradigm.apply=per_round: allowed only with s_lower 0, s_upper 0 and release gap "
+                f"(a barrier), not with s_upper {self.s_upper} and release {self.release}; use per_push"
             )
 
     @property

@@ -6,7 +6,6 @@ Downloads nothing: compute nodes usually have no internet. Xiao, Rasul, Vollgraf
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,8 +14,6 @@ import numpy as np
 from hydssp.data.arrays import ArrayDataset, Splits
 from hydssp.data.idx import read_idx
 from hydssp.errors import UserError
-
-log = logging.getLogger(__name__)
 
 DEBIAN_PACKAGE = "dataset-fashion-mnist"
 DEBIAN_FOLDER = Path("/usr/share/datasets/fashion-mnist")
@@ -43,8 +40,8 @@ def fashion_mnist(root: str | Path | None = None, limit: int | None = None, veri
     """Fashion-MNIST: 60,000 training and 10,000 test images of shape (1, 28, 28) in 10 classes.
 
     Args:
-        root: Folder with the four IDX files, gzipped or plain, or the folder that torchvision was given. When
-            it is None or lacks a file, the Debian package's folder is taken.
+        root: Folder with the four IDX files, gzipped or plain, or the folder that torchvision was given. None:
+            the folder of the Debian package.
         limit: Take only the first so many training images; None: all. The test images are never cut.
         verify: Compare the SHA-256 of the uncompressed files with the published data; costs some 10 ms.
             False takes any data of the same form: a cut-down copy, or MNIST or KMNIST under this name.
@@ -63,31 +60,28 @@ def fashion_mnist(root: str | Path | None = None, limit: int | None = None, veri
 
 
 def _find(root: str | Path | None) -> Path:
-    """The first folder that has all four files; says so when it is not the one that was asked for."""
+    """The first folder that has all four files. One that was asked for is never replaced by another."""
     places: list[tuple[str, Path]] = []
     if root is not None:
         folder = Path(root).expanduser()
         places.append((f"data.root={root}", folder))
         places.append((f"data.root={root}, as torchvision leaves it", folder / "FashionMNIST" / "raw"))
-    places.append((f"Debian package {DEBIAN_PACKAGE}", DEBIAN_FOLDER))
+    else:
+        places.append((f"data.root is not set; Debian package {DEBIAN_PACKAGE}", DEBIAN_FOLDER))
 
     looked: list[str] = []
     for origin, folder in places:
         missing = [file.name for file in FILES if _path(folder, file) is None]
         if not missing:
-            if looked and root is not None and folder == DEBIAN_FOLDER:
-                log.warning("data.root=%s has no complete Fashion-MNIST; using %s", root, folder)
             return folder
         fault = f"missing {', '.join(missing)}" if folder.is_dir() else "no such folder"
         looked.append(f"  {folder} ({origin}): {fault}")
-    if root is None:
-        looked.insert(0, "  data.root is not set")
     raise UserError(
         "data: Fashion-MNIST was not found. Looked in:\n"
         + "\n".join(looked)
         + "\nSet data.root=FOLDER to a folder with "
         + ", ".join(file.name for file in FILES)
-        + f" (plain or with .gz), or run: apt-get install {DEBIAN_PACKAGE}. Nothing is downloaded during"
+        + f" (plain or with .gz), or leave it null and run: apt-get install {DEBIAN_PACKAGE}. Nothing is downloaded during"
         " a run; compute nodes usually have no internet, so the files must be in place before the job starts."
     )
 

@@ -75,7 +75,7 @@ def cpu_affinity() -> list[int] | None:
 
 
 def git_revision(directory: str | os.PathLike[str] | None = None) -> str | None:
-    """Commit checked out in the git repository around ``directory``, read from its files; None without one."""
+    """Commit checked out in the git repository around ``directory``, read from its files; else None."""
     try:
         start = Path(directory or ".").resolve()
         for folder in (start, *start.parents):

@@ -19,18 +19,18 @@ _encode = json.JSONEncoder(allow_nan=False, separators=(",", ":"), check_circula
 
 
 def to_strict(value: Any) -> Any:
-    """``value`` with nan and inf replaced by None, in dicts and lists too, so that any JSON reader takes it."""
+    """``value`` as strict JSON takes it, in dicts and lists too: nan and inf are None, keys are text."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {key: to_strict(item) for key, item in value.items()}
+        return {str(key): to_strict(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [to_strict(item) for item in value]
     return value
 
 
 class JsonLinesWriter:
-    """Appends records to a file. The buffer is written when it is full or old, on ``flush`` and on ``close``."""
+    """Appends records to a file. The buffer is written when full or old, on ``flush`` and on ``close``."""
 
     def __init__(
         self, path: str | os.PathLike[str], *, max_buffer_bytes: int = 1 << 16, max_age_s: float = 1.0

@@ -1,11 +1,13 @@
 """The console of rank 0: how the run goes, and a table at its end.
 
-Shows what it is given. On a terminal one live line at the bottom (rich, refreshed only by ``show``); anywhere
+Shows what it is given. On a terminal a live status at the bottom (rich, refreshed only by ``show``); anywhere
 else plain lines, never an escape code. Reads no clock: the caller says what time it is.
 """
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -53,7 +55,7 @@ def _is_launcher_on_terminal() -> bool:
 
 
 def status_line(status: Mapping[str, Any]) -> str:
-    """One line of plain text from a progress record and ``test_accuracy``; what is None or missing is not said."""
+    """One line of plain text from a progress record and ``test_accuracy``, without what is None."""
     parts = [f"{status['t']:7.1f} s"]
     for key, form in (
         ("epoch", "epoch {:.2f}"),
@@ -91,12 +93,20 @@ class Progress:
         self._is_live = is_terminal(self._stream) if is_live is None else is_live
         self._period_s = _LIVE_PERIOD_S if self._is_live else progress_s
         self._live: Any = None
-        self.next_due = 0.0
+        self._is_started = False
+        if self._is_live:
+            # Here and not in ``show``: importing rich takes too long for the server's loop.
+            from rich.console import Console
+            from rich.live import Live
+
+            console = Console(file=self._stream, force_terminal=True, highlight=False)
+            self._live = Live(console=console, auto_refresh=False, transient=True)
+        self.next_due = -math.inf
         """Time in seconds from which on something may be shown."""
 
     def is_due(self, now: float) -> bool:
         """Whether something may be shown again."""
-        if self.next_due == 0.0:
+        if self.next_due == -math.inf:
             self.next_due = now + self._period_s  # nothing to tell at the very start
         return now >= self.next_due
 
@@ -104,33 +114,28 @@ class Progress:
         """Show one progress record; the caller has asked ``is_due``."""
         self.next_due = now + self._period_s
         line = status_line(status)
-        if not self._is_live:
+        if self._live is None:
             _print(self._stream, line)
             return
-        if self._live is None:
-            from rich.console import Console
-            from rich.live import Live
-
-            console = Console(file=self._stream, force_terminal=True, highlight=False)
-            self._live = Live(console=console, auto_refresh=False, transient=True)
-            self._live.start()
-        from rich.text import Text
-
-        self._live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
+        with contextlib.suppress(OSError):  # as in _print
+            if not self._is_started:
+                self._is_started = True
+                self._live.start()
+            self._live.update(line, refresh=True)
 
     def close(self) -> None:
         """Take the live line away; idempotent."""
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
+        if self._is_started:
+            self._is_started = False
+            with contextlib.suppress(OSError):
+                self._live.stop()
 
 
 def _print(stream: TextIO, text: str) -> None:
-    try:
+    # A reader that went away ("| head") must not end the run.
+    with contextlib.suppress(OSError, ValueError):
         stream.write(text + "\n")
         stream.flush()  # whole lines at once, also through a launcher's pipe
-    except (OSError, ValueError):
-        pass  # a reader that went away ("| head") must not end the run
 
 
 # ---- the end ----
@@ -308,11 +313,13 @@ def _print_rich(
         table.add_row(name, Text(value))
     console.print(table)
     if rows:
-        workers = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        # No box and narrow gaps: a launcher's pseudo-terminal has no size and counts as 80 columns.
+        workers = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
         for name in head:
             workers.add_column(name, justify="right")
         for row in rows:
             workers.add_row(*row)
         console.print(workers)
+        console.print()
     for note in notes:
         console.print(Text(note), soft_wrap=True)

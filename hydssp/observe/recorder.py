@@ -462,7 +462,7 @@ class Recorder:
     # ---- from time to time ----
 
     def tick(self, now: float) -> None:
-        """Write the progress record, console line and summary that are due; for each turn of the server's loop."""
+        """Write the progress record, console line and summary that are due; for each turn of the loop."""
         if now < self._next_tick:
             return
         if now >= self._next_metrics:
@@ -628,7 +628,8 @@ class Recorder:
                     writer.flush(now)
         summary = self.summary(now, status, reason)
         if self.folder is not None:
-            text = json.dumps(summary, indent=1, allow_nan=False) + "\n"
+            # Indenting takes several times as long, so that the server loop's own summaries do without.
+            text = json.dumps(summary, indent=1 if is_durable else None, allow_nan=False) + "\n"
             write_atomically(self.folder.summary, text, is_durable=is_durable)
         return summary
 

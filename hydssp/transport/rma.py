@@ -73,8 +73,9 @@ class _Window:
     """The window, its epoch and a private communicator: opened and closed by all ranks together."""
 
     def __init__(self, comm: MPI.Intracomm, numel: int, dtype: Any, slots: int, chunk_bytes: int) -> None:
+        # Ranks come in at different times, and the collectives below would poll flat out for the last one.
+        _wait(comm.Ibarrier(), Backoff(spin_s=0.0))
         self.backoff = node_backoff(comm)
-        _wait(comm.Ibarrier(), self.backoff)  # ranks come in at different times, and what follows would poll
         self.comm = comm.Dup()
         try:
             self.layout = self._agree(numel, np.dtype(dtype), slots, chunk_bytes)
@@ -107,7 +108,8 @@ class _Window:
                 if value != server[key]:
                     raise UserError(
                         f"{key}: rank {rank} has {value}, the server has {server[key]}. All ranks must "
-                        "build the same model from the same configuration and run the same versions of hydssp and PyTorch."
+                        "build the same model from the same configuration and run the same versions of "
+                        "hydssp and PyTorch."
                     )
         return WindowLayout(self.comm.size - 1, numel, dtype, slots)
 

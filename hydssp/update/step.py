@@ -71,7 +71,7 @@ def check_elementwise(make: MakeOptimizer) -> None:
     start = torch.randn(24, generator=generator, dtype=torch.float64)
     start[:7] *= 100
     gradients = torch.randn(3, 24, generator=generator, dtype=torch.float64)
-    name = "this optimizer"
+    name = getattr(getattr(make, "func", make), "__name__", "this optimizer")
     try:
         results = []
         for cuts in ([0, 24], [0, 7, 24]):

@@ -1,0 +1,88 @@
+"""Starts the real program under the mpirun of this environment, as a user would, and says what came of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True)
+class Result:
+    """Exit code, standard output and error, and seconds from start to end."""
+
+    code: int
+    out: str
+    err: str
+    seconds: float
+    folder: Path
+
+    @property
+    def summary(self) -> dict:
+        """The run's summary.json."""
+        return json.loads((self.folder / "summary.json").read_text())
+
+    def events(self, kind: str) -> list[dict]:
+        """The run's events of one kind."""
+        lines = (self.folder / "events.jsonl").read_text().splitlines()
+        return [event for event in map(json.loads, lines) if event["e"] == kind]
+
+
+@cache
+def mpirun() -> tuple[str, ...]:
+    """The launcher beside this Python, or on the path, with what it needs for more ranks than cores."""
+    beside = Path(sys.executable).with_name("mpirun")
+    program = str(beside) if beside.exists() else shutil.which("mpirun")
+    assert program, "no mpirun beside this Python or on the path: run ./scripts/test.sh"
+    version = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
+    return (program, "--oversubscribe") if "Open MPI" in version or "prte" in version.lower() else (program,)
+
+
+def _environment() -> dict[str, str]:
+    environment = dict(os.environ)
+    environment.update(OMP_NUM_THREADS="1", OMPI_MCA_osc="^ucx", PYTHONPATH=str(HERE))
+    if os.geteuid() == 0:
+        environment.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
+    return environment
+
+
+def train(*overrides: str, ranks: int = 0, folder: Path, timeout_s: float = 120) -> Result:
+    """Run ``python -m hydssp.train``.
+
+    Args:
+        *overrides: Hydra overrides and flags.
+        ranks: Started by mpirun on so many ranks; 0: without a launcher.
+        folder: The run folder.
+        timeout_s: After it the whole process group is killed and the test fails.
+    """
+    launcher = [*mpirun(), "-np", str(ranks)] if ranks else []
+    command = [*launcher, sys.executable, "-m", "hydssp.train", *overrides]
+    if not any(o.startswith("-") for o in overrides):
+        command.append(f"run_dir={folder}")
+    begun = time.monotonic()
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=_environment(),
+        cwd=folder.parent,
+        start_new_session=True,
+    )
+    try:
+        out, err = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        out, err = process.communicate()
+        raise AssertionError(f"{command} did not end in {timeout_s} s\n{out}\n{err}") from None
+    return Result(process.returncode, out, err, time.monotonic() - begun, folder)

@@ -1,0 +1,248 @@
+"""Runs through the local transport against plain PyTorch and against each other; no MPI, deterministic."""
+
+from __future__ import annotations
+
+import copy
+from itertools import count
+
+import numpy as np
+import pytest
+import torch
+
+from hydssp import server as server_role
+from hydssp import worker as worker_role
+from hydssp.coordination.coordinator import Coordinator
+from hydssp.coordination.paradigms import ASP, BSP, DSSP, SSP
+from hydssp.coordination.ranges import RangeDealer
+from hydssp.data import EpochOrder, digits
+from hydssp.data.batches import Batches
+from hydssp.models import mlp
+from hydssp.observe.recorder import Recorder
+from hydssp.straggler import NoStraggler
+from hydssp.transport.local import LocalFabric
+from hydssp.update.layout import FlatModule, ParameterLayout
+from hydssp.update.schedule import Constant, LrClock, Step
+from hydssp.update.step import ChunkedOptimizer, group_ranges
+
+DTYPE = torch.float64
+TRAIN = digits().train
+LOSS = torch.nn.CrossEntropyLoss()
+
+
+def make_model():
+    torch.manual_seed(0)
+    module = mlp((1, 8, 8), 10, hidden=(24,)).to(DTYPE)
+    return module, ParameterLayout.of(module, DTYPE)
+
+
+def batches_of(order, data):
+    return lambda epoch, start, n: data.batch(order.indices(epoch, start, n))
+
+
+def sgd(groups):
+    return torch.optim.SGD(groups, lr=0.05, momentum=0.9, weight_decay=1e-3)
+
+
+def train(
+    paradigm,
+    num_workers,
+    *,
+    batch_size=32,
+    epochs=2.0,
+    make=sgd,
+    schedule=Constant(),
+    lr_clock=LrClock.samples,
+    groups=(),
+    turns=None,
+    limits=server_role.Limits(),
+    spoil=None,
+    chunk_numel=1000,
+):
+    """Train in this process; worker ``turns[i]`` is stepped i-th (all in turn by default).
+
+    Returns:
+        The final weights, the recorder's summary and the server.
+    """
+    module, layout = make_model()
+    fabric = LocalFabric(num_workers, layout.numel, layout.numpy_dtype, clock=lambda c=count(): next(c) * 1e-3)
+    order, data = EpochOrder(len(TRAIN), 0), Batches(TRAIN, DTYPE)
+    batches = batches_of(order, data)
+    if spoil is not None:
+        batches = spoil(batches)
+    workers = [
+        worker_role.Worker(t, FlatModule(copy.deepcopy(module), layout), batches, LOSS, NoStraggler())
+        for t in fabric.workers
+    ]
+    model = FlatModule(module, layout)
+    recorder = Recorder(None, paradigm="test", data_size=len(TRAIN))
+    server = server_role.Server(
+        transport=fabric.server,
+        coordinator=Coordinator(paradigm, num_workers),
+        dealer=RangeDealer(len(TRAIN), batch_size, epochs, rounds=paradigm.is_synchronous),
+        optimizer=ChunkedOptimizer(model.weights, make, group_ranges(layout, groups), chunk_numel),
+        step_rule=server_role.StepRule(
+            schedule=schedule,
+            lr_clock=lr_clock,
+            push_weight=1.0 if paradigm.is_synchronous else 1 / num_workers,
+            is_mean=paradigm.is_synchronous,
+            batch_size=batch_size,
+            num_samples=len(TRAIN),
+        ),
+        evaluator=None,
+        evaluate_every=float("inf"),
+        recorder=recorder,
+        limits=limits,
+    )
+    recorder.started(fabric.server.now(), num_workers)
+    server.start()
+    for step in range(10**6):
+        if server.is_done:
+            break
+        server.step()
+        for worker in turns(step) if turns else range(num_workers):
+            workers[worker].step()
+    assert server.is_done
+    summary = recorder.write_summary(fabric.server.now(), "done", server.ended_by)
+    return model.weights.numpy().copy(), summary, server
+
+
+def plain(batch_size, epochs=2, make=sgd, lr_at=None):
+    """Plain single-process training on the same order of samples."""
+    module, _ = make_model()
+    optimizer = make([{"params": list(module.parameters())}])
+    order, data = EpochOrder(len(TRAIN), 0), Batches(TRAIN, DTYPE)
+    seen, rate = 0, optimizer.param_groups[0]["lr"]
+    for epoch in range(epochs):
+        for start in range(0, len(TRAIN), batch_size):
+            n = min(batch_size, len(TRAIN) - start)
+            if lr_at:
+                optimizer.param_groups[0]["lr"] = rate * lr_at(seen / len(TRAIN))
+            inputs, targets = data.batch(order.indices(epoch, start, n))
+            optimizer.zero_grad()
+            LOSS(module(inputs), targets).backward()
+            optimizer.step()
+            seen += n
+    return torch.cat([p.detach().reshape(-1) for p in module.parameters()]).numpy()
+
+
+def adamw(groups):
+    return torch.optim.AdamW(groups, lr=1e-3, weight_decay=0.01)
+
+
+@pytest.mark.parametrize("make", [sgd, adamw])
+def test_bsp_equals_one_process_with_a_larger_batch(make):
+    weights, summary, _ = train(BSP(), 3, make=make)
+    np.testing.assert_allclose(weights, plain(96, make=make), rtol=0, atol=1e-6)
+    assert summary["staleness"]["max"] == 0
+    assert summary["samples"] == 2 * len(TRAIN)
+
+
+def test_bsp_does_not_depend_on_who_is_fast():
+    in_turn, _, _ = train(BSP(), 3)
+    skewed, _, _ = train(BSP(), 3, turns=lambda step: [2] if step % 5 else [0, 1, 2])
+    assert (in_turn == skewed).all()
+
+
+def test_bsp_with_more_workers_than_batches():
+    weights, summary, _ = train(BSP(), 5, batch_size=400)
+    np.testing.assert_allclose(weights, plain(len(TRAIN)), rtol=0, atol=1e-6)
+    assert summary["empty_pushes"] == 2
+    assert summary["updates"] == 2
+
+
+@pytest.mark.parametrize("paradigm", [BSP(), ASP(), SSP(0), DSSP()])
+@pytest.mark.parametrize("make", [sgd, adamw])
+def test_one_worker_is_plain_training_bit_for_bit(paradigm, make):
+    weights, summary, _ = train(paradigm, 1, make=make, chunk_numel=10**6)
+    assert (weights == plain(32, make=make)).all()
+    assert summary["staleness"]["max"] == 0
+
+
+def test_chunks_change_nothing():
+    whole, _, _ = train(BSP(), 1, chunk_numel=10**6)
+    pieces, _, _ = train(BSP(), 1, chunk_numel=7)
+    assert (whole == pieces).all()
+
+
+def test_learning_rate_decays_by_samples():
+    schedule = Step([0.5, 1.5], 0.1)
+    weights, _, _ = train(BSP(), 3, schedule=schedule)
+    np.testing.assert_allclose(weights, plain(96, lr_at=schedule.factor), rtol=0, atol=1e-6)
+
+
+def test_asynchronous_step_is_scaled_by_the_number_of_workers():
+    """Two workers, one push each, arriving together: one step on the sum, at half the rate."""
+    weights, summary, _ = train(ASP(), 2, batch_size=720, epochs=1)
+    module, _ = make_model()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.025, momentum=0.9, weight_decay=1e-3)
+    order, data = EpochOrder(len(TRAIN), 0), Batches(TRAIN, DTYPE)
+    for start, n in ((0, 720), (720, 717)):
+        inputs, targets = data.batch(order.indices(0, start, n))
+        LOSS(module(inputs), targets).backward()
+    optimizer.step()
+    expected = torch.cat([p.detach().reshape(-1) for p in module.parameters()]).numpy()
+    np.testing.assert_allclose(weights, expected, rtol=0, atol=1e-12)
+    assert summary["updates"] == 1
+    assert summary["pushes"] == 2
+
+
+@pytest.mark.parametrize("paradigm", [ASP(), SSP(3), DSSP(3, 15), DSSP.bounded(1, 4), DSSP.paper()])
+def test_every_sample_is_used_once_per_epoch_whatever_the_speeds(paradigm):
+    used = []
+
+    def spoil(batches):
+        def record(epoch, start, n):
+            used.append((epoch, start, n))
+            return batches(epoch, start, n)
+
+        return record
+
+    _, summary, _ = train(paradigm, 3, turns=lambda step: [2] if step % 7 else [0, 1, 2], spoil=spoil)
+    for epoch in range(2):
+        positions = sorted(p for e, start, n in used if e == epoch for p in range(start, start + n))
+        assert positions == list(range(len(TRAIN)))
+    assert summary["samples"] == 2 * len(TRAIN)
+    assert summary["discarded_pushes"] == 0
+
+
+def test_parameter_groups_have_their_own_options():
+    """Weights decay, biases do not, as one optimizer with two groups does it."""
+
+    def make_two(groups):
+        module = {tuple(p.shape): p for g in groups for p in g["params"]}
+        biases = [p for shape, p in module.items() if len(shape) == 1]
+        others = [p for shape, p in module.items() if len(shape) > 1]
+        return torch.optim.SGD([{"params": others}, {"params": biases, "weight_decay": 0.0}], lr=0.05, weight_decay=0.1)
+
+    weights, _, _ = train(
+        BSP(),
+        1,
+        make=lambda g: torch.optim.SGD(g, lr=0.05, weight_decay=0.1),
+        groups=[{"pattern": "*.bias", "weight_decay": 0.0}],
+    )
+    assert (weights == plain(32, make=make_two)).all()
+
+
+def test_max_updates_is_exact_and_what_is_in_flight_is_discarded():
+    _, summary, server = train(ASP(), 3, limits=server_role.Limits(max_updates=7), turns=lambda step: [step % 3])
+    assert summary["updates"] == 7
+    assert server.ended_by == "max_updates"
+    assert summary["pushes"] == sum(w["pushes"] for w in summary["by_worker"])
+    assert summary["discarded_pushes"] > 0
+
+
+def test_a_gradient_that_is_not_finite_is_refused_and_counted():
+    def spoil(batches):
+        calls = count()
+
+        def record(epoch, start, n):
+            inputs, targets = batches(epoch, start, n)
+            return (inputs * float("nan") if next(calls) == 10 else inputs), targets
+
+        return record
+
+    for paradigm in (ASP(), BSP(), DSSP()):
+        weights, summary, _ = train(paradigm, 3, spoil=spoil)
+        assert summary["rejected_gradients"] == 1
+        assert np.isfinite(weights).all()
+        assert summary["pushes"] == 90
