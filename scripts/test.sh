@@ -9,6 +9,7 @@
 # Makes .venv (Open MPI) and .venv-mpich if they are missing. All stages run, also after a failing one; the last line
 # counts the tests, a stage that fails without a failed test as one. Reports lie in build/test-results.
 set -euo pipefail
+# shellcheck source-path=SCRIPTDIR source=environment.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/environment.sh"
 
 results=$repository/build/test-results
@@ -27,7 +28,7 @@ stage() {
 # mpi_stage ENVIRONMENT NUM_RANKS: only rank 0 prints and reports; what the others print is shown when the stage fails.
 mpi_stage() {
     local name=mpi$1-np$2 python=$repository/.venv$1/bin/python
-    local pytest=("$python" -m pytest -q -p no:cacheprovider --with-mpi -m mpi tests)
+    local pytest=("$python" -m pytest -q --color=no -p no:cacheprovider --with-mpi -m mpi tests)
     # shellcheck disable=SC2016  # expanded by the inner shell
     stage "$name" 900 "$repository/.venv$1/bin/mpirun" \
         -np 1 "${pytest[@]}" --junitxml="$results/$name.xml" : \

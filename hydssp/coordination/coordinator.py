@@ -2,7 +2,7 @@
 
 Pure decisions with one release rule for every paradigm: reads no clock (time is an argument), draws no random
 number, sends nothing, knows no gradient and no paradigm's name. The rules are those of ``paradigms.Rules``;
-what DSSP adds is section IV of Zhao et al. (ICDCS 2019).
+what DSSP adds is from Zhao et al. (ICDCS 2019).
 
 The release rule has two gates. A worker goes on when it has a permit and the cap is open:
 
@@ -314,7 +314,8 @@ class Coordinator:
             granted_at = self._granted_at[worker]
             if not granted_at <= at <= now:
                 at = granted_at if at < granted_at else now
-            since = granted_at if self._by_processing or clock == 0 else self._pushed_at[worker]
+            # Before its first push a worker's pushed_at is its first grant.
+            since = granted_at if self._by_processing else self._pushed_at[worker]
             self._interval[worker] = at - since
             self._pushed_at[worker] = at
             self._recent_pushes[worker].append(self._event)

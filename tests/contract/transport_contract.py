@@ -1,9 +1,9 @@
 """What every transport has to do: one suite of cases, for in-process ends and for real ranks.
 
-A case is a pair of scripts: generator functions that get an end of the transport, yield where they would wait, and
-return what they saw. A driver (one per transport, in the test modules) either interleaves all scripts in one process
-or runs one per rank; then ``check`` judges what was seen, with the same values on every rank. Scripts agree on the
-order of things by words, which travel outside the transport.
+A case is a pair of scripts: generator functions that get an end of the transport, yield where they would
+wait, and return what they saw. A driver (one per transport, in the test modules) either interleaves all
+scripts in one process or runs one per rank; then ``check`` judges what was seen, with the same values on
+every rank. Scripts agree on the order of things by words, which travel outside the transport.
 """
 
 from __future__ import annotations
@@ -577,7 +577,7 @@ class LargeVectorsWhileServerPolls(Case):
 
 
 class Soak(Case):
-    """Asynchronous traffic with random delays: every read whole, every gradient intact, nothing lost or doubled."""
+    """Asynchronous traffic with random delays: every read whole, every gradient intact and counted once."""
 
     numel = 20_000
     dtype = "float64"

@@ -21,8 +21,8 @@ PACKAGE = ROOT / "hydssp"
 HYDRA = {"hydra", "omegaconf"}
 CLOCKS_AND_CHANCE = {"time", "datetime", "random", "secrets", "uuid"}
 
-# A module, or a package with all that is in it: what it must not import, and what must not be loaded after it has
-# been imported. The longest name that fits counts; `hydssp` is its __init__ alone, so that every module needs a row.
+# A module, or a package with all that is in it: what it must not import, and what must not be loaded after it
+# has been imported. The longest name that fits counts; `hydssp` is its __init__ alone, so all need a row.
 FORBIDDEN = {
     "hydssp": {"torch", "mpi4py", "numpy"} | HYDRA,
     "hydssp.abort": {"torch", "numpy"} | HYDRA,

@@ -1,0 +1,179 @@
+"""The main job on real ranks: it learns, its folder is complete, its bounds hold, and it repeats itself."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from launching import train
+
+from hydssp.data.fashion import DEBIAN_FOLDER
+
+pytestmark = [pytest.mark.launch, pytest.mark.timeout(400)]
+
+SUMMARY_KEYS = (
+    "status reason paradigm num_workers updates pushes samples wall_s updates_per_s pushes_per_s samples_per_s "
+    "final_accuracy final_loss time_to_accuracy lead_max run_ahead_max staleness time_s_by_worker controller server "
+    "rejected_gradients"
+).split()
+
+
+def assert_complete(result):
+    assert result.code == 0, result.err
+    summary = result.summary
+    assert not [key for key in SUMMARY_KEYS if key not in summary]
+    assert summary["status"] == "done"
+    assert set(summary["time_s_by_worker"][0]) == {"data", "pull", "compute", "push", "wait"}
+    assert {"mean", "p50", "p99", "max", "histogram"} <= set(summary["staleness"])
+    assert {"calls", "extension_histogram"} <= set(summary["controller"])
+    assert {"busy_fraction", "apply_s"} <= set(summary["server"])
+    for name in ("config.yaml", "environment.json", "metrics.jsonl", "events.jsonl", "weights.pt"):
+        assert (result.folder / name).stat().st_size > 0, name
+    environment = json.loads((result.folder / "environment.json").read_text())
+    ranks = summary["num_workers"] + 1
+    assert [fact["rank"] for fact in environment["ranks"]] == list(range(ranks))
+    assert sorted(p.name for p in (result.folder / "logs").iterdir()) == [f"rank_{r:04d}.log" for r in range(ranks)]
+    return summary
+
+
+def weights(result):
+    state = torch.load(result.folder / "weights.pt", weights_only=True)
+    return torch.cat([tensor.reshape(-1).double() for tensor in state.values()])
+
+
+@pytest.mark.parametrize("paradigm", ["bsp", "asp", "ssp", "dssp", "dssp_bounded", "dssp_paper"])
+def test_digits(tmp_path, paradigm):
+    result = train(
+        f"paradigm={paradigm}", "epochs=20", "eval.targets=[0.5]", ranks=4, folder=tmp_path / "run"
+    )
+    summary = assert_complete(result)
+    assert summary["final_accuracy"] >= 0.94
+    assert summary["samples"] == 20 * 1437
+    assert summary["pushes"] == sum(w["pushes"] for w in summary["by_worker"])
+    assert 0 < summary["time_to_accuracy"]["0.5"] <= summary["wall_s"]
+    assert result.out.count("run folder:") == 1  # N ranks, one voice
+    for rank in range(4):
+        assert f"rank {rank}" in result.out
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.skipif(not DEBIAN_FOLDER.is_dir(), reason="needs Fashion-MNIST: apt-get install dataset-fashion-mnist")
+@pytest.mark.parametrize("paradigm", ["bsp", "asp", "ssp", "dssp"])
+@pytest.mark.slow
+def test_fashion_mnist_reaches_85_percent_in_two_epochs(tmp_path, paradigm):
+    result = train(
+        "data=fashion_mnist", "model=lenet", f"paradigm={paradigm}", "epochs=2", ranks=4, folder=tmp_path / "run",
+        timeout_s=390,
+    )
+    assert assert_complete(result)["final_accuracy"] >= 0.85
+
+
+def test_bsp_repeats_itself_bit_for_bit(tmp_path):
+    first, second = (
+        weights(train("paradigm=bsp", "epochs=3", ranks=4, folder=tmp_path / str(i))) for i in range(2)
+    )
+    assert (first == second).all()
+
+
+def test_bsp_equals_one_worker_with_a_larger_batch(tmp_path):
+    options = ("paradigm=bsp", "epochs=3", "dtype=float64")
+    three = train(*options, ranks=4, folder=tmp_path / "three")
+    one = train(*options, "batch_size=96", ranks=2, folder=tmp_path / "one")
+    alone = train(*options, "transport=local", "num_workers=3", folder=tmp_path / "alone")
+    assert_complete(three)
+    assert_complete(alone)
+    torch.testing.assert_close(weights(three), weights(one), rtol=0, atol=1e-6)
+    assert (weights(three) == weights(alone)).all()  # the transport changes nothing
+
+
+def bounds(paradigm, num_workers):
+    """Largest staleness and lead after a push (algorithm bounds for P workers; None: none)."""
+    others = num_workers - 1
+    return {
+        "bsp": (0, 1),
+        "ssp": (others * (2 * 3 + 1), 4),
+        "dssp": (others * (15 + 1), None),
+        "dssp_bounded": (others * (2 * 15 + 1), 16),
+    }[paradigm]
+
+
+@pytest.mark.parametrize("paradigm", ["bsp", "ssp", "dssp", "dssp_bounded"])
+def test_bounds_hold_under_random_pauses(tmp_path, paradigm):
+    result = train(
+        f"paradigm={paradigm}",
+        "straggler=random",
+        "straggler.iteration_s=0.002",
+        "straggler.factor=60",
+        "straggler.probability=0.05",
+        "epochs=20",
+        ranks=4,
+        folder=tmp_path / "run",
+    )
+    summary = assert_complete(result)
+    staleness, lead = bounds(paradigm, 3)
+    assert summary["staleness"]["max"] <= staleness
+    assert lead is None or summary["lead_max"] <= lead
+    if paradigm == "dssp":
+        assert summary["run_ahead_max"] <= 16
+    releases = result.events("release")
+    assert len(releases) == summary["pushes"]  # every push was granted, and no grant is left over
+    waited = [e for e in releases if e["at"] > e["held_since"]]
+    assert waited
+    assert all(e["reason"].startswith(f"worker {e['w']} goes on") for e in waited)
+    assert all(e["reason"].startswith(f"worker {e['w']} held by the") for e in result.events("hold"))
+
+
+def test_a_stalled_worker_makes_less_stale_gradients_under_dssp(tmp_path):
+    stale = {}
+    for paradigm in ("asp", "dssp"):
+        result = train(
+            f"paradigm={paradigm}", "straggler=stall", "straggler.at_iteration=20", "straggler.duration_s=5",
+            "epochs=null", "max_time_s=9", ranks=4, folder=tmp_path / paradigm,
+        )  # fmt: skip
+        stale[paradigm] = assert_complete(result)["staleness"]["max"]
+    assert stale["dssp"] <= stale["asp"] / 2
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [
+        (["epochs=null", "max_updates=25"], "max_updates"),
+        (["epochs=null", "max_time_s=2"], "max_time_s"),
+        (["epochs=null", "target_accuracy=0.8"], "target_accuracy"),
+        (["epochs=0.5"], "epochs"),
+    ],
+)
+def test_the_first_end_condition_ends_the_run_and_is_named(tmp_path, limits, reason):
+    result = train(*limits, ranks=4, folder=tmp_path / "run")
+    summary = assert_complete(result)
+    assert reason in summary["reason"]
+    if reason == "max_updates":
+        assert summary["updates"] == 25
+    if reason == "epochs":
+        assert summary["samples"] == 719  # half of 1,437, rounded up
+    if reason == "target_accuracy":
+        assert summary["time_to_accuracy"]["0.8"] is not None
+
+
+def test_adamw_with_groups_and_schedule(tmp_path):
+    result = train(
+        "optimizer=adamw",
+        'parameter_groups=[{pattern:"*.bias",weight_decay:0}]',
+        "schedule=step",
+        "schedule.milestones=[10]",
+        "epochs=15",
+        "async_weight=one",
+        ranks=3,
+        folder=tmp_path / "run",
+    )
+    assert assert_complete(result)["final_accuracy"] >= 0.9
+    rates = [event["lr"] for event in result.events("update")]
+    assert rates[0] == pytest.approx(1e-3)
+    assert rates[-1] == pytest.approx(1e-4)
+
+
+def test_events_can_be_left_out(tmp_path):
+    result = train("epochs=1", "events=off", ranks=3, folder=tmp_path / "run")
+    assert result.code == 0
+    assert not (result.folder / "events.jsonl").exists()
