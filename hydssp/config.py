@@ -214,7 +214,7 @@ def check(config: dict[str, Any]) -> None:
     """
 
     def check_number(key: str, least: float, *, exclusive: bool = False, most: float = math.inf) -> None:
-        value = config
+        value: Any = config
         for part in key.split("."):
             value = value[part]
         if value is None:
@@ -237,11 +237,18 @@ def check(config: dict[str, Any]) -> None:
     check_number("transport.slots", 3, most=64)
     check_number("eval.every_epochs", 0, exclusive=True)
     for target in config["eval"]["targets"]:
-        _require(0 < target <= 1, "eval.targets", config["eval"]["targets"], "a list of accuracies above 0 up to 1")
+        _require(
+            0 < target <= 1, "eval.targets", config["eval"]["targets"], "a list of accuracies above 0 up to 1"
+        )
     ends = ("epochs", "max_updates", "max_time_s", "target_accuracy")
     if all(config[key] is None for key in ends):
         raise UserError(f"{', '.join(ends)} are all null: the run would never end; set at least one")
-    _require(config["transport"]["name"] in ("rma", "local"), "transport.name", config["transport"]["name"], "rma, local")
+    _require(
+        config["transport"]["name"] in ("rma", "local"),
+        "transport.name",
+        config["transport"]["name"],
+        "rma, local",
+    )
     build("paradigm", config["paradigm"])
     build("schedule", config["schedule"])
     for number, group in enumerate(config["parameter_groups"]):

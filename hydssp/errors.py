@@ -1,7 +1,7 @@
 """The one exception type that means "the user can mend this".
 
-Imports nothing, so that every layer may raise it. The entry point turns it into one message from rank 0 and exit code 2;
-every other exception is a fault and ends the job with a traceback.
+Imports nothing, so that every layer may raise it. The entry point turns it into one message from rank 0 and exit
+code 2; every other exception is a fault and ends the job with a traceback.
 """
 
 

@@ -8,6 +8,7 @@ cannot outlive the server. It never imports mpi4py.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import mmap
@@ -64,11 +65,17 @@ class Evaluator(Protocol):
         """End it; idempotent."""
 
 
+Batch = tuple[torch.Tensor, torch.Tensor]
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+EvaluationTask = tuple[FlatModule, Callable[[int, int], Batch], int, Loss]
+"""Model, ``(start, count)`` to a batch of the test data, number of test samples, and loss."""
+
+
 def evaluate(
     model: FlatModule,
-    batches: Callable[[int, int], tuple[torch.Tensor, torch.Tensor]],
+    batches: Callable[[int, int], Batch],
     num_samples: int,
-    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    loss: Loss,
     batch_size: int = 500,
 ) -> tuple[float, float]:
     """Accuracy and mean loss of ``model`` as it stands.
@@ -121,7 +128,7 @@ class ChildEvaluator:
         RuntimeError: From ``poll`` when the child has ended; its traceback is on standard error.
     """
 
-    def __init__(self, make_task: Callable[[], tuple], numel: int, dtype: np.dtype) -> None:
+    def __init__(self, make_task: Callable[[], EvaluationTask], numel: int, dtype: np.dtype) -> None:
         descriptor = _shared_memory(numel * dtype.itemsize)
         self._memory = mmap.mmap(descriptor, numel * dtype.itemsize)
         self._weights = np.frombuffer(self._memory, dtype=dtype)
@@ -181,10 +188,8 @@ class ChildEvaluator:
         if not self._input.closed:
             self._child.kill()
             self._child.wait()
-            try:
+            with contextlib.suppress(BrokenPipeError):  # of a request in the buffer that nobody waits for
                 self._input.close()
-            except BrokenPipeError:
-                pass  # a request was still in the buffer; nobody waits for it
             self._output.close()
 
     def _raise_ended(self) -> None:
@@ -197,7 +202,9 @@ def _child_main() -> None:
     """Serve requests from standard input until it ends."""
     import signal
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the server decides when to end
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C reaches the whole group; the server decides when to end
     results = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever the user's model prints must not mix with the results
     make_task = pickle.load(sys.stdin.buffer)

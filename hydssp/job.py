@@ -71,7 +71,10 @@ def build_task(config: dict[str, Any], num_workers: int) -> Task:
     np.random.seed(config["seed"] % 2**32)  # noqa: NPY002 - for models and data of the user's that draw from it
     random.seed(config["seed"])
     data = config["data"]
-    labels = ("shape", "num_classes")  # said once in the data group, for the models; not arguments of the loader
+    labels = (
+        "shape",
+        "num_classes",
+    )  # said once in the data group, for the models; not arguments of the loader
     splits = configuration.build("data", {k: v for k, v in data.items() if k not in labels})
     for key in labels:
         found = getattr(splits.train, key)
@@ -79,11 +82,13 @@ def build_task(config: dict[str, Any], num_workers: int) -> Task:
             raise UserError(f"data.{key}={data[key]}: the data has {found}; set it to that")
     module = configuration.build("model", config["model"])
     if not isinstance(module, torch.nn.Module):
-        raise UserError(f"model._target_={config['model']['_target_']}: gives a {type(module).__name__}, not a Module")
+        raise UserError(
+            f"model._target_={config['model']['_target_']}: gives a {type(module).__name__}, not a Module"
+        )
     if any(buffer.is_floating_point() for buffer in module.buffers()):
         raise UserError(
-            f"model._target_={config['model']['_target_']}: the model keeps running statistics in buffers (batch norm), "
-            "which this version does not train; use a model without, e.g. with GroupNorm or LayerNorm"
+            f"model._target_={config['model']['_target_']}: the model has running statistics in buffers (batch norm); "
+            "this version does not train them; use a model without, e.g. with GroupNorm or LayerNorm"
         )
     layout = ParameterLayout.of(module, getattr(torch, config["dtype"]))
     loss = configuration.build("loss", config["loss"])
@@ -107,20 +112,27 @@ def _try_one_sample(task: Task, config: dict[str, Any]) -> None:
             f"with loss={config['loss']['_target_']}: {type(error).__name__}: {error}"
         ) from error
     if value.ndim != 0:
-        raise UserError(f"loss._target_={config['loss']['_target_']}: gives a tensor of shape {list(value.shape)}, not a scalar")
+        raise UserError(
+            f"loss._target_={config['loss']['_target_']}: gives a tensor of shape {list(value.shape)}, not a scalar"
+        )
 
 
-def make_evaluation_task(config: dict[str, Any]) -> tuple:
+def make_evaluation_task(config: dict[str, Any]) -> evaluation.EvaluationTask:
     """What the evaluation process needs; called there."""
     task = build_task(config, num_workers=config["num_workers"])
     model = FlatModule(task.module, task.layout)
     data = Batches(task.splits.test, task.layout.dtype)
-    return model, lambda start, count: data.batch(np.arange(start, start + count)), len(task.splits.test), task.loss
+    return (
+        model,
+        lambda start, count: data.batch(np.arange(start, start + count)),
+        len(task.splits.test),
+        task.loss,
+    )
 
 
 def make_optimizer(config: dict[str, Any]) -> MakeOptimizer:
     """The optimizer's constructor with the configured arguments; refuses one that is not elementwise."""
-    make = configuration.build("optimizer", {**config["optimizer"], "_partial_": True})
+    make: MakeOptimizer = configuration.build("optimizer", {**config["optimizer"], "_partial_": True})
     check_elementwise(make)
     return make
 
@@ -245,9 +257,13 @@ def _announce(
     write_atomically(folder.environment, json.dumps(facts, indent=1) + "\n")
     paradigm = configuration.build("paradigm", config["paradigm"])
     rate, weight = config["optimizer"].get("lr"), _push_weight(config, paradigm)
-    step = f"learning rate {rate:g} per round" if paradigm.is_synchronous else (
-        f"learning rate {rate:g}, per push {rate * weight:.3g} (async_weight={config['async_weight']})"
-    ) if rate is not None else "learning rate: the optimizer's own default"
+    step = (
+        f"learning rate {rate:g} per round"
+        if paradigm.is_synchronous
+        else (f"learning rate {rate:g}, per push {rate * weight:.3g} (async_weight={config['async_weight']})")
+        if rate is not None
+        else "learning rate: the optimizer's own default"
+    )
     data = config["data"].get("name", config["data"]["_target_"])
     model = config["model"].get("name", config["model"]["_target_"])
     print(
@@ -264,7 +280,7 @@ def _announce(
 def _push_weight(config: dict[str, Any], paradigm: Paradigm) -> float:
     if paradigm.is_synchronous or config["async_weight"] == "one":
         return 1.0
-    return 1.0 / config["num_workers"]
+    return 1.0 / int(config["num_workers"])
 
 
 class _ServerSide:
@@ -430,7 +446,8 @@ def _run_local(
         clock=time.monotonic,
     )
     workers = [
-        _make_worker(config, task, transport, copy.deepcopy(task.module), "cpu") for transport in fabric.workers
+        _make_worker(config, task, transport, copy.deepcopy(task.module), "cpu")
+        for transport in fabric.workers
     ]
     side = _ServerSide(config, task, make, ranges, folder)
 

@@ -6,6 +6,7 @@ wait; these sleep. Nothing here is on the path of a push. This and the MPI trans
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import time
 from typing import Any
@@ -37,15 +38,13 @@ class Session:
 
     def broadcast(self, value: Any = None) -> Any:
         """Rank 0's ``value`` on every rank."""
-        payload = np.frombuffer(pickle.dumps(value), np.uint8) if self.rank == 0 else np.empty(0, np.uint8)
+        payload = bytearray(pickle.dumps(value) if self.rank == 0 else b"")
         size = np.array([len(payload)], np.int64)
         self._wait(self.comm.Ibcast(size, root=0))
         if self.rank != 0:
-            payload = np.empty(size[0], np.uint8)
-        else:
-            payload = payload.copy()
+            payload = bytearray(int(size[0]))
         self._wait(self.comm.Ibcast(payload, root=0))
-        return value if self.rank == 0 else pickle.loads(payload.tobytes())
+        return value if self.rank == 0 else pickle.loads(payload)
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's ``value``, in rank order, on every rank."""
@@ -56,7 +55,7 @@ class Session:
         everything = np.empty(offsets[-1], np.uint8)
         receive = [everything, (sizes, offsets[:-1]), self._mpi.BYTE]
         self._wait(self.comm.Iallgatherv([payload, self._mpi.BYTE], receive))
-        return [pickle.loads(everything[a:b].tobytes()) for a, b in zip(offsets, offsets[1:], strict=False)]
+        return [pickle.loads(everything[a:b].tobytes()) for a, b in itertools.pairwise(offsets)]
 
     def barrier(self) -> None:
         """Wait for every rank."""

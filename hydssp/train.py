@@ -73,7 +73,9 @@ class Leader:
                     "start it without a launcher, or use transport=rma"
                 )
             if plain["num_workers"] is None:
-                raise UserError("num_workers=null: transport=local needs the number of workers, e.g. num_workers=3")
+                raise UserError(
+                    "num_workers=null: transport=local needs the number of workers, e.g. num_workers=3"
+                )
             return None
         from hydssp.session import Session
 
@@ -115,7 +117,9 @@ def lead(launch: Launch) -> int:
 
     config.register()
     leader = Leader(launch)
-    application = hydra.main(version_base="1.3", config_path="pkg://hydssp.conf", config_name="train")(leader.run)
+    application = hydra.main(version_base="1.3", config_path="pkg://hydssp.conf", config_name="train")(
+        leader.run
+    )
     try:
         application()
     except SystemExit as exit_:

@@ -112,7 +112,7 @@ class Worker:
         model.zero_gradient()
         outputs = model.module(inputs)
         loss = self._loss(outputs, targets)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         if self._on_gpu:
             self._host_gradient.copy_(model.gradient, non_blocking=True)
         value = float(loss.detach())  # waits for the device's stream, the copy included
@@ -120,7 +120,9 @@ class Worker:
         if outputs.ndim == 2 and targets.ndim == 1:
             correct = int((outputs.detach().argmax(dim=1) == targets).sum())
         # Looked at here, where P workers share the cost, rather than on the server's path.
-        is_finite = bool(torch.isfinite(model.gradient).all()) and value == value and abs(value) != float("inf")
+        is_finite = (
+            bool(torch.isfinite(model.gradient).all()) and value == value and abs(value) != float("inf")
+        )
         self._pending = (
             Clock(
                 iteration=grant.iteration,

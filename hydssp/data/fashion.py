@@ -81,8 +81,8 @@ def _find(root: str | Path | None) -> Path:
         + "\n".join(looked)
         + "\nSet data.root=FOLDER to a folder with "
         + ", ".join(file.name for file in FILES)
-        + f" (plain or with .gz), or leave it null and run: apt-get install {DEBIAN_PACKAGE}. Nothing is downloaded during"
-        " a run; compute nodes usually have no internet, so the files must be in place before the job starts."
+        + f" (plain or with .gz), or leave it null and run: apt-get install {DEBIAN_PACKAGE}. Nothing is downloaded"
+        " during a run; compute nodes usually have no internet, so the files must be in place before the job starts."
     )
 
 

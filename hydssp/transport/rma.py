@@ -52,10 +52,7 @@ def node_backoff(comm: MPI.Intracomm) -> Backoff:
     """
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
     try:
-        if hasattr(os, "sched_getaffinity"):
-            mine = os.sched_getaffinity(0)
-        else:
-            mine = set(range(os.cpu_count() or 1))
+        mine = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
         cores = set().union(*node.allgather(mine))
         return choose_backoff(node.size, len(cores))
     finally:

@@ -87,7 +87,9 @@ class FlatModule:
         gradient: The same for the gradient.
     """
 
-    def __init__(self, module: nn.Module, layout: ParameterLayout, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, module: nn.Module, layout: ParameterLayout, device: torch.device | str = "cpu"
+    ) -> None:
         self.module = module.to(device=device, dtype=layout.dtype)
         self.layout = layout
         self.weights = torch.empty(layout.numel, dtype=layout.dtype, device=device)

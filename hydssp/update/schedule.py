@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import pairwise
 from typing import Protocol
 
 from hydssp.errors import UserError
@@ -44,7 +45,7 @@ class Step:
 
     def __post_init__(self) -> None:
         steps = list(self.milestones)
-        if not steps or steps[0] <= 0 or any(a >= b for a, b in zip(steps, steps[1:], strict=False)):
+        if not steps or steps[0] <= 0 or any(a >= b for a, b in pairwise(steps)):
             raise UserError(
                 f"schedule.milestones={steps}: allowed is a rising list of positive epochs, e.g. [200,250]"
             )

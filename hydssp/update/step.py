@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -76,7 +77,7 @@ def check_elementwise(make: MakeOptimizer) -> None:
         results = []
         for cuts in ([0, 24], [0, 7, 24]):
             weights = start.clone()
-            for a, b in zip(cuts, cuts[1:], strict=False):
+            for a, b in pairwise(cuts):
                 parameter = torch.nn.Parameter(weights[a:b])
                 optimizer = make([{"params": [parameter]}])
                 name = type(optimizer).__name__
@@ -88,7 +89,7 @@ def check_elementwise(make: MakeOptimizer) -> None:
         raise
     except Exception as error:
         raise UserError(
-            f"optimizer: {name} cannot step on a flat vector ({type(error).__name__}: {error}); allowed are elementwise "
+            f"optimizer: {name} cannot step on a vector ({type(error).__name__}: {error}); allowed are elementwise "
             "optimizers with the arguments their constructor takes, such as torch.optim.SGD or torch.optim.AdamW"
         ) from error
     if not torch.allclose(results[0], results[1], rtol=1e-9, atol=1e-12):

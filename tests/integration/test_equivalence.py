@@ -64,7 +64,9 @@ def train(
         The final weights, the recorder's summary and the server.
     """
     module, layout = make_model()
-    fabric = LocalFabric(num_workers, layout.numel, layout.numpy_dtype, clock=lambda c=count(): next(c) * 1e-3)
+    fabric = LocalFabric(
+        num_workers, layout.numel, layout.numpy_dtype, clock=lambda c=count(): next(c) * 1e-3
+    )
     order, data = EpochOrder(len(TRAIN), 0), Batches(TRAIN, DTYPE)
     batches = batches_of(order, data)
     if spoil is not None:
@@ -212,7 +214,9 @@ def test_parameter_groups_have_their_own_options():
         module = {tuple(p.shape): p for g in groups for p in g["params"]}
         biases = [p for shape, p in module.items() if len(shape) == 1]
         others = [p for shape, p in module.items() if len(shape) > 1]
-        return torch.optim.SGD([{"params": others}, {"params": biases, "weight_decay": 0.0}], lr=0.05, weight_decay=0.1)
+        return torch.optim.SGD(
+            [{"params": others}, {"params": biases, "weight_decay": 0.0}], lr=0.05, weight_decay=0.1
+        )
 
     weights, _, _ = train(
         BSP(),
@@ -224,7 +228,9 @@ def test_parameter_groups_have_their_own_options():
 
 
 def test_max_updates_is_exact_and_what_is_in_flight_is_discarded():
-    _, summary, server = train(ASP(), 3, limits=server_role.Limits(max_updates=7), turns=lambda step: [step % 3])
+    _, summary, server = train(
+        ASP(), 3, limits=server_role.Limits(max_updates=7), turns=lambda step: [step % 3]
+    )
     assert summary["updates"] == 7
     assert server.ended_by == "max_updates"
     assert summary["pushes"] == sum(w["pushes"] for w in summary["by_worker"])

@@ -25,7 +25,8 @@ def assert_no_strays(folder):
 
 
 @pytest.mark.parametrize(
-    ("how", "code"), [("raise", 1), ("exit", 3), ("exit0", 1), ("os_exit", None), ("kill", None), ("thread", 1)]
+    ("how", "code"),
+    [("raise", 1), ("exit", 3), ("exit0", 1), ("os_exit", None), ("kill", None), ("thread", 1)],
 )
 def test_worker_fails(tmp_path, how, code):
     result = fail(tmp_path, how)
@@ -50,7 +51,11 @@ def test_last_rank_fails(tmp_path):
 @pytest.mark.parametrize("rank", [0, 2])
 def test_rank_killed_while_others_start(tmp_path, rank):
     result = train(
-        "model._target_=faults.failing_model", f"+model.rank={rank}", ranks=3, folder=tmp_path / "run", timeout_s=60
+        "model._target_=faults.failing_model",
+        f"+model.rank={rank}",
+        ranks=3,
+        folder=tmp_path / "run",
+        timeout_s=60,
     )
     assert result.code != 0
     assert result.seconds < SECONDS

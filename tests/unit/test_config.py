@@ -82,7 +82,9 @@ def test_a_missing_value_is_named():
 class TestBuild:
     def test_what_the_target_refuses(self):
         with pytest.raises(UserError, match=r"straggler.*-1"):
-            configuration.build_straggler(compose_plain("straggler=constant", "straggler.factors=[1,1,-1]")["straggler"], 3)
+            configuration.build_straggler(
+                compose_plain("straggler=constant", "straggler.factors=[1,1,-1]")["straggler"], 3
+            )
 
     @pytest.mark.parametrize(
         ("node", "words"),
@@ -99,11 +101,16 @@ class TestBuild:
             configuration.build("model", node)
 
     def test_the_label_is_no_argument(self):
-        assert configuration.build("paradigm", {"name": "x", "_target_": "hydssp.coordination.paradigms.BSP"}) == BSP()
+        assert (
+            configuration.build("paradigm", {"name": "x", "_target_": "hydssp.coordination.paradigms.BSP"})
+            == BSP()
+        )
 
     def test_rotating_knows_the_workers(self):
         node = compose_plain("straggler=rotating")["straggler"]
-        assert configuration.build_straggler(node, 7) == Rotating(num_workers=7, period=20, factor=4, iteration_s=0.05)
+        assert configuration.build_straggler(node, 7) == Rotating(
+            num_workers=7, period=20, factor=4, iteration_s=0.05
+        )
 
     def test_factors_must_fit_the_workers(self):
         node = compose_plain("straggler=constant")["straggler"]

@@ -30,7 +30,10 @@ class Tied(nn.Module):
 class TestLayout:
     def test_shared_parameters_lie_once_and_frozen_ones_not_at_all(self):
         layout = ParameterLayout.of(Tied())
-        assert [(s.name, s.start, s.stop) for s in layout.spans] == [("first.weight", 0, 9), ("last.bias", 9, 12)]
+        assert [(s.name, s.start, s.stop) for s in layout.spans] == [
+            ("first.weight", 0, 9),
+            ("last.bias", 9, 12),
+        ]
         assert layout.numel == 12
 
     def test_vectors_are_the_modules_own_memory(self):
@@ -89,7 +92,9 @@ class Lars(torch.optim.Optimizer):
 
 
 class TestElementwise:
-    @pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "NAdam", "RAdam", "Adadelta"])
+    @pytest.mark.parametrize(
+        "name", ["SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "NAdam", "RAdam", "Adadelta"]
+    )
     def test_elementwise_optimizers_pass(self, name):
         check_elementwise(lambda groups: getattr(torch.optim, name)(groups, lr=0.01))
 
@@ -111,7 +116,11 @@ class TestGroupRanges:
 
     def test_first_match_counts_and_neighbours_with_equal_options_join(self):
         groups = [{"pattern": "1.*", "lr": 1.0}, {"pattern": "*.bias", "weight_decay": 0}]
-        assert group_ranges(self.layout, groups) == [(0, 4, {}), (4, 6, {"weight_decay": 0}), (6, 12, {"lr": 1.0})]
+        assert group_ranges(self.layout, groups) == [
+            (0, 4, {}),
+            (4, 6, {"weight_decay": 0}),
+            (6, 12, {"lr": 1.0}),
+        ]
 
     @pytest.mark.parametrize("group", [{"pattern": "*.biass"}, {"lr": 1.0}, {"pattern": 3}])
     def test_a_group_that_matches_nothing_is_refused(self, group):
