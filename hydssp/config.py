@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import math
 import traceback
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any, Optional
 
@@ -212,6 +212,12 @@ def check(config: dict[str, Any]) -> None:
     Raises:
         UserError: Naming the key, its value and what is allowed.
     """
+
+    known = {f.name for f in fields(TrainConfig)}
+    for key in set(config) - known:
+        raise UserError(f"{key}={config[key]}: there is no such key; allowed is {', '.join(sorted(known))}")
+    for key in known - set(config):
+        raise UserError(f"{key}: deleted from the configuration; leave it in, null means none where that is allowed")
 
     def check_number(key: str, least: float, *, exclusive: bool = False, most: float = math.inf) -> None:
         value: Any = config

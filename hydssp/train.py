@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from typing import TYPE_CHECKING, Any
 
 from hydssp.abort import fail, guard
@@ -114,8 +115,11 @@ def lead(launch: Launch) -> int:
     import hydra
 
     from hydssp import config
+    from hydssp.command_line import COMPOSING_ERRORS, explain
 
     config.register()
+    wants_traceback = os.environ.get("HYDRA_FULL_ERROR", "0") not in ("0", "")
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, instead of printing and leaving
     leader = Leader(launch)
     application = hydra.main(version_base="1.3", config_path="pkg://hydssp.conf", config_name="train")(
         leader.run
@@ -123,8 +127,13 @@ def lead(launch: Launch) -> int:
     try:
         application()
     except SystemExit as exit_:
-        # Only Hydra exits here, and with 1 for anything wrong on the command line.
+        # Only Hydra's argument parser exits here.
         leader.code = leader.code or (USAGE if exit_.code else OK)
+    except COMPOSING_ERRORS as error:
+        if wants_traceback:
+            traceback.print_exception(error)
+        print(f"hydssp: {explain(error)}", file=sys.stderr)
+        leader.code = leader.code or USAGE
     return leader.finish()
 
 

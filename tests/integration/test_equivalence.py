@@ -27,6 +27,7 @@ from hydssp.update.step import ChunkedOptimizer, group_ranges
 DTYPE = torch.float64
 TRAIN = digits().train
 LOSS = torch.nn.CrossEntropyLoss()
+CONSTANT, NO_LIMITS = Constant(), server_role.Limits()
 
 
 def make_model():
@@ -50,11 +51,11 @@ def train(
     batch_size=32,
     epochs=2.0,
     make=sgd,
-    schedule=Constant(),
+    schedule=CONSTANT,
     lr_clock=LrClock.samples,
     groups=(),
     turns=None,
-    limits=server_role.Limits(),
+    limits=NO_LIMITS,
     spoil=None,
     chunk_numel=1000,
 ):
@@ -64,9 +65,8 @@ def train(
         The final weights, the recorder's summary and the server.
     """
     module, layout = make_model()
-    fabric = LocalFabric(
-        num_workers, layout.numel, layout.numpy_dtype, clock=lambda c=count(): next(c) * 1e-3
-    )
+    ticks = count()
+    fabric = LocalFabric(num_workers, layout.numel, layout.numpy_dtype, clock=lambda: next(ticks) * 1e-3)
     order, data = EpochOrder(len(TRAIN), 0), Batches(TRAIN, DTYPE)
     batches = batches_of(order, data)
     if spoil is not None:

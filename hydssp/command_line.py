@@ -1,0 +1,56 @@
+"""Hydra's complaints about a command line, in one line that names key, value and what is allowed.
+
+One job: words. Reads the exceptions that Hydra and omegaconf raise while they compose a configuration; composes and
+decides nothing.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+COMPOSING_ERRORS = (HydraException, OmegaConfBaseException)
+"""What composing may raise because of what the user wrote."""
+
+
+def explain(error: BaseException) -> str:
+    """One message for one of ``COMPOSING_ERRORS``."""
+    text = str(error)
+    cause = error.__cause__
+    if isinstance(error, MissingConfigException) and (found := re.search(r"Could not find '([^']+)/([^/']+)'", text)):
+        group, choice = found.groups()
+        return f"{group}={choice}: allowed is {_listed(error.options or ())}{_meant(choice, error.options or ())}"
+    if isinstance(error, OverrideParseException):
+        reason = text.split("\n")[0]
+        return f"{error.override}: not an override; write key=value, and quote a value with special characters ({reason})"
+    if (found := re.match(r"Could not override '(.+)'", text)) and isinstance(cause, OmegaConfBaseException):
+        key = found.group(1)
+        parent, _, last = key.rpartition(".")
+        siblings = [str(k) for k in cause.parent_node] if isinstance(cause.parent_node, DictConfig) else []
+        where = f"in {parent}" if parent else "at the top level"
+        return (
+            f"{key}: there is no such key{_meant(last, siblings)}; {where} allowed is {_listed(siblings)}. An argument "
+            f"that a _target_ of your own takes is added with +{key}=..."
+        )
+    if (found := re.match(r"Error merging override (.+)", text)) and cause is not None:
+        return f"{found.group(1)}: {_first_line(cause)}"
+    return " ".join(line.strip() for line in text.split("\n") if line.strip() and not line.startswith("See http"))
+
+
+def _first_line(error: BaseException) -> str:
+    """What went wrong, without omegaconf's list of internal names."""
+    return str(error).split("\n    full_key")[0].replace("\n", " ")
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names)) or "nothing"
+
+
+def _meant(name: str, names: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, list(names), n=1)
+    return f" (did you mean {near[0]}?)" if near else ""
