@@ -1,11 +1,12 @@
-"""Latency and rate of the RMA transport, beside a memcpy of the same size in the same run.
+"""Latency and rate of an MPI transport, beside a memcpy of the same size in the same run.
 
-    mpirun -np N python benchmarks/transport.py [--numel 10000 1000000 11000000] [--seconds 3] [--markdown]
+    mpirun -np N python benchmarks/transport.py [--transport rma] [--request-based] [--slots 3]
+        [--numel 10000 1000000 11000000] [--seconds 3] [--markdown]
 
 Per size, with worker 0 alone and then with all workers at once:
 
-- pull: get of the whole weight vector, with tag check.
-- push: put of the whole gradient, flushed, and its clock message sent.
+- pull: the whole weight vector: got and its tag checked, or asked for and received.
+- push: the whole gradient: put and flushed, or sent, and its clock message sent.
 - round trip: clock message to the next grant, as the worker sees it, with an idle server. No vector.
 - memcpy: copy between two arrays of the same size in the worker.
 
@@ -18,19 +19,21 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
 from hydssp.transport.messages import Clock, Grant
-from hydssp.transport.rma import RmaServer, RmaWorker, node_backoff
+from hydssp.transport.mpi import MpiServer, MpiWorker, node_backoff
+from hydssp.transport.opening import MPI_TRANSPORTS, open_server, open_worker
 
 MIN_REPEATS = 5
 MAX_REPEATS = 2000
 OPERATIONS = ("memcpy", "pull", "push", "round trip")
 
 
-def serve(server: RmaServer, comm: MPI.Intracomm, active: int) -> None:
+def serve(server: MpiServer, comm: MPI.Intracomm, active: int) -> None:
     """Grant every push at once, until every active worker has sent one with ``is_finite=False``."""
     backoff = node_backoff(comm)
     for worker in range(active):
@@ -53,7 +56,7 @@ def serve(server: RmaServer, comm: MPI.Intracomm, active: int) -> None:
 class Load:
     """One worker's side: times of its operations."""
 
-    def __init__(self, worker: RmaWorker, comm: MPI.Intracomm, seconds: float) -> None:
+    def __init__(self, worker: MpiWorker, comm: MPI.Intracomm, seconds: float) -> None:
         self.worker = worker
         self.backoff = node_backoff(comm)
         self.seconds = seconds
@@ -111,23 +114,31 @@ def void(_: object) -> None:
     """Drop a result."""
 
 
-def measure(comm: MPI.Intracomm, numel: int, active: int, seconds: float) -> dict[str, list[float]]:
+def measure(
+    comm: MPI.Intracomm, options: argparse.Namespace, numel: int, active: int
+) -> dict[str, list[float]]:
     """Times of all active workers together, on every rank."""
+    arguments: dict[str, Any] = {"slots": options.slots}
+    if options.request_based:
+        arguments["request_based"] = True
+    mine: dict[str, list[float]] = {}
     if comm.rank == 0:
-        with RmaServer(comm, numel, slots=3) as server:
+        with open_server(options.transport, comm, numel, np.float32, **arguments) as server:
             server.begin_publish(0)[:] = 1.0
             server.end_publish()
             serve(server, comm, active)
-        mine: dict[str, list[float]] = {}
     else:
-        with RmaWorker(comm, numel, slots=3) as worker:
-            mine = Load(worker, comm, seconds).run()
+        with open_worker(options.transport, comm, numel, np.float32, **arguments) as worker:
+            mine = Load(worker, comm, options.seconds).run()
     everyone = comm.allgather(mine)
     return {name: [at for times in everyone for at in times.get(name, ())] for name in OPERATIONS}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--transport", choices=MPI_TRANSPORTS, default="rma")
+    parser.add_argument("--request-based", action="store_true", help="rma with Rput and Rget")
+    parser.add_argument("--slots", type=int, default=3, help="versions in the ring of rma")
     parser.add_argument("--numel", type=int, nargs="+", default=[10_000, 1_000_000, 11_000_000])
     parser.add_argument("--seconds", type=float, default=3.0, help="per size and number of workers")
     parser.add_argument("--markdown", action="store_true", help="print rows of a Markdown table")
@@ -140,13 +151,16 @@ def main() -> int:
     if options.markdown:
         form = "| {} | {} | {} | {} | {} | {} | {} |"
     if comm.rank == 0:
-        print(MPI.Get_library_version().split(",")[0].splitlines()[0], f"- {comm.size} ranks, float32")
+        print(
+            MPI.Get_library_version().split(",")[0].splitlines()[0], f"- {comm.size} ranks, float32,", end=" "
+        )
+        print(options.transport, "request-based" if options.request_based else "")
         print(form.format("elements", "workers", "operation", "times", "median us", "p99 us", "GB/s each"))
         if options.markdown:
             print(form.format(*["---"] * 7))
     for numel in options.numel:
         for active in sorted({1, comm.size - 1}):
-            times = measure(comm, numel, active, options.seconds)
+            times = measure(comm, options, numel, active)
             if comm.rank > 0:
                 continue
             for name, seconds in times.items():

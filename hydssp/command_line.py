@@ -22,12 +22,14 @@ def explain(error: BaseException) -> str:
     """One message for one of ``COMPOSING_ERRORS``."""
     text = str(error)
     cause = error.__cause__
-    if isinstance(error, MissingConfigException) and (found := re.search(r"Could not find '([^']+)/([^/']+)'", text)):
+    if isinstance(error, MissingConfigException) and (
+        found := re.search(r"Could not find '([^']+)/([^/']+)'", text)
+    ):
         group, choice = found.groups()
         return f"{group}={choice}: allowed is {_listed(error.options or ())}{_meant(choice, error.options or ())}"
     if isinstance(error, OverrideParseException):
         reason = text.split("\n")[0]
-        return f"{error.override}: not an override; write key=value, and quote a value with special characters ({reason})"
+        return f"{error.override}: not an override; write key=value, and quote special characters ({reason})"
     if (found := re.match(r"Could not override '(.+)'", text)) and isinstance(cause, OmegaConfBaseException):
         key = found.group(1)
         parent, _, last = key.rpartition(".")
@@ -39,7 +41,9 @@ def explain(error: BaseException) -> str:
         )
     if (found := re.match(r"Error merging override (.+)", text)) and cause is not None:
         return f"{found.group(1)}: {_first_line(cause)}"
-    return " ".join(line.strip() for line in text.split("\n") if line.strip() and not line.startswith("See http"))
+    return " ".join(
+        line.strip() for line in text.split("\n") if line.strip() and not line.startswith("See http")
+    )
 
 
 def _first_line(error: BaseException) -> str:

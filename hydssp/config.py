@@ -41,6 +41,21 @@ class Precision(Enum):
     float64 = "float64"
 
 
+class Buffers(Enum):
+    """Whose buffers are evaluated and saved; the names of ``update.buffers.BufferPolicy``, which needs torch."""
+
+    average = "average"
+    worker0 = "worker0"
+    recalibrate = "recalibrate"
+
+
+class NonFinite(Enum):
+    """What happens to a gradient that contains inf or nan."""
+
+    reject = "reject"
+    abort = "abort"
+
+
 class AsyncWeight(Enum):
     """Learning rate of a step made from single pushes: 1/P of the configured one, or the full one."""
 
@@ -87,18 +102,41 @@ class DSSPConfig(ParadigmConfig):
 
 @dataclass
 class TransportConfig:
-    """How server and workers talk: ``rma`` under mpirun, ``local`` in one process."""
+    """How server and workers talk: ``rma`` or ``two_sided`` under mpirun, ``local`` in one process."""
 
     name: str = MISSING
     slots: int = 4
 
 
 @dataclass
+class RmaConfig(TransportConfig):
+    """One-sided windows."""
+
+    request_based: bool = False
+
+
+class Where(Enum):
+    """Where evaluations of the run run: beside the server, or after training from stored snapshots."""
+
+    server = "server"
+    after = "after"
+
+
+@dataclass
 class EvalConfig:
-    """When the weights are evaluated on the test data during the run; always at its end."""
+    """When the weights are evaluated on the test data; always at the end of the run."""
 
     every_epochs: float = 1.0
     targets: list[float] = field(default_factory=list)
+    where: Where = Where.server
+
+
+@dataclass
+class ClipConfig:
+    """Bounds on each worker's gradient before its push."""
+
+    value: Optional[float] = None
+    norm: Optional[float] = None
 
 
 @dataclass
@@ -117,6 +155,12 @@ class TrainConfig:
     threads: Optional[int] = None
     async_weight: AsyncWeight = AsyncWeight.per_worker
     lr_clock: LrClock = LrClock.samples
+    buffers: Buffers = Buffers.average
+    clip: ClipConfig = field(default_factory=ClipConfig)
+    nonfinite: NonFinite = NonFinite.reject
+    nonfinite_limit: int = 100
+    stall_limit_s: Optional[float] = 600.0
+    tensorboard: Optional[bool] = None
     events: Events = Events.full
     progress_s: float = 5.0
     run_dir: Optional[str] = None
@@ -143,6 +187,7 @@ def register() -> None:
         ("ssp", SSPConfig),
         ("dssp", DSSPConfig),
         ("transport", TransportConfig),
+        ("rma", RmaConfig),
     ):
         store.store(group="schema", name=name, node=node)
 
@@ -192,6 +237,24 @@ def build(key: str, node: dict[str, Any], /, **arguments: Any) -> Any:
         ) from error
 
 
+DATA_LABELS = ("shape", "num_classes")
+"""Said once in the data group, for the models to refer to."""
+_DATA_USE = ("sharding", "drop_last", "augment", "loader_workers")
+"""Keys of the data group that say how the data are used, not which they are."""
+
+
+def build_data(node: dict[str, Any]) -> Any:
+    """The data set, without the keys that are not for its constructor; labels go to one that takes them."""
+    taken: set[str] = set()
+    if isinstance(node, dict) and "_target_" in node:
+        try:
+            taken = set(inspect.signature(hydra.utils.get_object(node["_target_"])).parameters)
+        except Exception:  # whatever is wrong with the target, building it says so in full
+            taken = set()
+    left_out = {key for key in (*DATA_LABELS, *_DATA_USE) if key not in taken}
+    return build("data", {key: value for key, value in node.items() if key not in left_out})
+
+
 def build_straggler(node: dict[str, Any], num_workers: int) -> Any:
     """The straggler of a run with ``num_workers`` workers; one that takes turns among them is told their number."""
     target = hydra.utils.get_class(node["_target_"])
@@ -212,12 +275,13 @@ def check(config: dict[str, Any]) -> None:
     Raises:
         UserError: Naming the key, its value and what is allowed.
     """
-
     known = {f.name for f in fields(TrainConfig)}
     for key in set(config) - known:
         raise UserError(f"{key}={config[key]}: there is no such key; allowed is {', '.join(sorted(known))}")
     for key in known - set(config):
-        raise UserError(f"{key}: deleted from the configuration; leave it in, null means none where that is allowed")
+        raise UserError(
+            f"{key}: deleted from the configuration; leave it in, null means none where that is allowed"
+        )
 
     def check_number(key: str, least: float, *, exclusive: bool = False, most: float = math.inf) -> None:
         value: Any = config
@@ -242,6 +306,18 @@ def check(config: dict[str, Any]) -> None:
     check_number("progress_s", 0, exclusive=True)
     check_number("transport.slots", 3, most=64)
     check_number("eval.every_epochs", 0, exclusive=True)
+    check_number("clip.value", 0, exclusive=True)
+    check_number("clip.norm", 0, exclusive=True)
+    check_number("nonfinite_limit", 1)
+    check_number("stall_limit_s", 1)
+    data = config["data"]
+    _require(data["sharding"] in ("dynamic", "static"), "data.sharding", data["sharding"], "dynamic, static")
+    _require(isinstance(data["drop_last"], bool), "data.drop_last", data["drop_last"], "true, false")
+    if config["eval"]["where"] == "after" and config["target_accuracy"] is not None:
+        raise UserError(
+            "eval.where=after: nothing is evaluated during the run, so target_accuracy="
+            f"{config['target_accuracy']} would never end it; use eval.where=server, or eval.targets"
+        )
     for target in config["eval"]["targets"]:
         _require(
             0 < target <= 1, "eval.targets", config["eval"]["targets"], "a list of accuracies above 0 up to 1"
@@ -249,12 +325,8 @@ def check(config: dict[str, Any]) -> None:
     ends = ("epochs", "max_updates", "max_time_s", "target_accuracy")
     if all(config[key] is None for key in ends):
         raise UserError(f"{', '.join(ends)} are all null: the run would never end; set at least one")
-    _require(
-        config["transport"]["name"] in ("rma", "local"),
-        "transport.name",
-        config["transport"]["name"],
-        "rma, local",
-    )
+    name, names = config["transport"]["name"], ("rma", "two_sided", "local")
+    _require(name in names, "transport.name", name, ", ".join(names))
     build("paradigm", config["paradigm"])
     build("schedule", config["schedule"])
     for number, group in enumerate(config["parameter_groups"]):

@@ -1,6 +1,6 @@
-"""Evaluation beside the training loop, in a child process without MPI.
+"""Evaluation beside the training loop or after it, in a child process without MPI.
 
-One job: give the accuracy and loss of a pinned copy of the weights on the test data while the server goes on. A
+One job: give the accuracy and loss of pinned copies of the weights on the test data while the server goes on. A
 thread would fight the server for the interpreter lock; a child shares nothing but a block of memory with the copy. The
 child reads one task from its standard input, then one line per request, and ends when its input does, so that it
 cannot outlive the server. It never imports mpi4py.
@@ -14,17 +14,45 @@ import math
 import mmap
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import tempfile
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 import torch
 
+from hydssp.update.buffers import ModuleBuffers, recalibrate
 from hydssp.update.layout import FlatModule
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class EvaluationTask:
+    """What the child evaluates.
+
+    Attributes:
+        model: Module and flat weights, on the CPU.
+        buffers: The module's buffers.
+        batches: ``(start, count)`` to inputs and targets of the test data.
+        num_samples: Size of the test data.
+        loss: Mean loss of a batch.
+        calibration: Training inputs for ``recalibrate`` before every evaluation; None: no recalibration.
+    """
+
+    model: FlatModule
+    buffers: ModuleBuffers
+    batches: Callable[[int, int], Batch]
+    num_samples: int
+    loss: Loss
+    calibration: Callable[[], list[torch.Tensor]] | None = None
 
 
 @dataclass(frozen=True)
@@ -45,64 +73,66 @@ class Evaluation:
     loss: float
 
 
+class Pinned(NamedTuple):
+    """Memory for a copy of the weights, 1-D of the layout's dtype, and of the buffers, 1-D float64."""
+
+    weights: np.ndarray
+    buffers: np.ndarray
+
+
 class Evaluator(Protocol):
     """Where the server sends weights to be evaluated."""
 
     @property
     def is_busy(self) -> bool:
-        """A request is under way; the next ``submit`` would be an error."""
+        """The next ``submit`` would have to wait."""
 
-    def submit(self, request: Request) -> np.ndarray:
-        """Begin a request; returns the memory for the weights, to be filled before ``begin``."""
+    @property
+    def num_pending(self) -> int:
+        """Requests without a result so far."""
+
+    @property
+    def buffers(self) -> np.ndarray:
+        """The buffers that the latest result was computed with, float64."""
+
+    def submit(self, request: Request) -> Pinned:
+        """Begin a request while not busy; returns the memory to be filled before ``begin``."""
 
     def begin(self) -> None:
-        """The weights are in place: evaluate them."""
+        """Weights and buffers are in place."""
 
     def poll(self) -> Evaluation | None:
-        """The result when it is there; never blocks."""
+        """A result when there is one; never blocks."""
+
+    def training_ended(self) -> None:
+        """Nobody is disturbed any more."""
 
     def close(self) -> None:
         """End it; idempotent."""
 
 
-Batch = tuple[torch.Tensor, torch.Tensor]
-Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-EvaluationTask = tuple[FlatModule, Callable[[int, int], Batch], int, Loss]
-"""Model, ``(start, count)`` to a batch of the test data, number of test samples, and loss."""
-
-
-def evaluate(
-    model: FlatModule,
-    batches: Callable[[int, int], Batch],
-    num_samples: int,
-    loss: Loss,
-    batch_size: int = 500,
-) -> tuple[float, float]:
-    """Accuracy and mean loss of ``model`` as it stands.
+def evaluate(task: EvaluationTask, batch_size: int = 500) -> tuple[float, float]:
+    """Accuracy and mean loss of the model as it stands.
 
     Args:
-        model: Its module is put into evaluation mode and back.
-        batches: ``(start, count)`` to inputs and targets.
-        num_samples: Size of the test data.
-        loss: Mean loss of a batch.
+        task: The model is left in evaluation mode.
         batch_size: Samples at a time.
 
     Returns:
         Accuracy in 0..1 (nan where outputs are not class scores) and the mean loss.
     """
     correct, total_loss, has_classes = 0, 0.0, True
-    model.module.eval()
+    task.model.module.eval()
     with torch.no_grad():
-        for start in range(0, num_samples, batch_size):
-            count = min(batch_size, num_samples - start)
-            inputs, targets = batches(start, count)
-            outputs = model.module(inputs)
-            total_loss += float(loss(outputs, targets)) * count
+        for start in range(0, task.num_samples, batch_size):
+            count = min(batch_size, task.num_samples - start)
+            inputs, targets = task.batches(start, count)
+            outputs = task.model.module(inputs)
+            total_loss += float(task.loss(outputs, targets)) * count
             has_classes = has_classes and outputs.ndim == 2 and targets.ndim == 1
             if has_classes:
                 correct += int((outputs.argmax(dim=1) == targets).sum())
-    model.module.train()
-    return (correct / num_samples if has_classes else math.nan), total_loss / num_samples
+    return (correct / task.num_samples if has_classes else math.nan), total_loss / task.num_samples
 
 
 def _shared_memory(num_bytes: int) -> int:
@@ -116,58 +146,71 @@ def _shared_memory(num_bytes: int) -> int:
     return descriptor
 
 
+def _views(memory: Any, numel: int, dtype: np.dtype, num_buffers: int) -> Pinned:
+    """The two vectors in a block of memory: buffers first, which keeps both aligned."""
+    buffers = np.frombuffer(memory, np.float64, num_buffers)
+    return Pinned(np.frombuffer(memory, dtype, numel, offset=8 * num_buffers), buffers)
+
+
 class ChildEvaluator:
     """Evaluates in one child process, one request at a time.
 
     Args:
-        make_task: Picklable; called in the child, gives ``(model, batches, num_samples, loss)`` for ``evaluate``.
+        make_task: Picklable; called in the child.
         numel: Elements of the weight vector.
         dtype: Their numpy dtype.
+        num_buffers: Elements of the buffers.
 
     Raises:
-        RuntimeError: From ``poll`` when the child has ended; its traceback is on standard error.
+        RuntimeError: From ``begin`` and ``poll`` when the child has ended; its traceback is on standard error.
     """
 
-    def __init__(self, make_task: Callable[[], EvaluationTask], numel: int, dtype: np.dtype) -> None:
-        descriptor = _shared_memory(numel * dtype.itemsize)
-        self._memory = mmap.mmap(descriptor, numel * dtype.itemsize)
-        self._weights = np.frombuffer(self._memory, dtype=dtype)
+    def __init__(
+        self, make_task: Callable[[], EvaluationTask], numel: int, dtype: np.dtype, num_buffers: int = 0
+    ) -> None:
+        num_bytes = 8 * num_buffers + numel * dtype.itemsize
+        descriptor = _shared_memory(num_bytes)
+        self._pinned = _views(mmap.mmap(descriptor, num_bytes), numel, dtype, num_buffers)
         self._request: Request | None = None
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         self._child = subprocess.Popen(
-            [sys.executable, "-m", "hydssp.evaluation", str(descriptor)],
+            [sys.executable, "-m", "hydssp.evaluation", str(descriptor), str(num_buffers)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             pass_fds=(descriptor,),
-            env=environment,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
         os.close(descriptor)
         assert self._child.stdin is not None
         assert self._child.stdout is not None
         self._input, self._output = self._child.stdin, self._child.stdout
-        pickle.dump(make_task, self._input)
-        self._input.flush()
         os.set_blocking(self._output.fileno(), False)
         self._line = b""
+        self._send(pickle.dumps(make_task))
 
     @property
     def is_busy(self) -> bool:
         """A request is under way."""
         return self._request is not None
 
-    def submit(self, request: Request) -> np.ndarray:
+    @property
+    def num_pending(self) -> int:
+        """0 or 1."""
+        return int(self.is_busy)
+
+    @property
+    def buffers(self) -> np.ndarray:
+        """See ``Evaluator.buffers``."""
+        return self._pinned.buffers
+
+    def submit(self, request: Request) -> Pinned:
         """See ``Evaluator.submit``."""
         assert self._request is None
         self._request = request
-        return self._weights
+        return self._pinned
 
     def begin(self) -> None:
         """See ``Evaluator.begin``."""
-        try:
-            self._input.write(b"evaluate\n")
-            self._input.flush()
-        except BrokenPipeError:
-            self._raise_ended()
+        self._send(b"evaluate\n")
 
     def poll(self) -> Evaluation | None:
         """See ``Evaluator.poll``."""
@@ -183,6 +226,9 @@ class ChildEvaluator:
         request, self._request = self._request, None
         return Evaluation(request, result["accuracy"], result["loss"])
 
+    def training_ended(self) -> None:
+        """Changes nothing."""
+
     def close(self) -> None:
         """End the child; idempotent."""
         if not self._input.closed:
@@ -192,29 +238,124 @@ class ChildEvaluator:
                 self._input.close()
             self._output.close()
 
-    def _raise_ended(self) -> None:
+    def _send(self, message: bytes) -> None:
+        try:
+            self._input.write(message)
+            self._input.flush()
+        except BrokenPipeError:
+            self._raise_ended()
+
+    def _raise_ended(self) -> NoReturn:
         raise RuntimeError(
             f"the evaluation process ended with code {self._child.wait()}; its own message stands above"
         )
 
 
+class SnapshotEvaluator:
+    """Keeps snapshots in files while training goes on, and evaluates them when it has ended.
+
+    Args:
+        make_child: Starts the process that evaluates.
+        folder: Where the snapshots go; each is deleted when it has been evaluated.
+        numel: Elements of the weight vector.
+        dtype: Their numpy dtype.
+        num_buffers: Elements of the buffers.
+    """
+
+    def __init__(
+        self,
+        make_child: Callable[[], ChildEvaluator],
+        folder: Path,
+        numel: int,
+        dtype: np.dtype,
+        num_buffers: int = 0,
+    ) -> None:
+        self._make_child = make_child
+        self._folder = folder
+        self._sizes = (numel, dtype, num_buffers)
+        self._num_bytes = 8 * num_buffers + numel * dtype.itemsize
+        self._waiting: deque[tuple[Request, Path]] = deque()
+        self._child: ChildEvaluator | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Never: a snapshot can always be stored."""
+        return False
+
+    @property
+    def num_pending(self) -> int:
+        """Snapshots without a result."""
+        return len(self._waiting) + (self._child.num_pending if self._child else 0)
+
+    @property
+    def buffers(self) -> np.ndarray:
+        """See ``Evaluator.buffers``."""
+        assert self._child is not None
+        return self._child.buffers
+
+    def submit(self, request: Request) -> Pinned:
+        """A new file's memory."""
+        self._folder.mkdir(exist_ok=True)
+        path = self._folder / f"version_{request.version}.raw"
+        self._waiting.append((request, path))
+        return self._map(path, "w+b")
+
+    def begin(self) -> None:
+        """Nothing is begun before training has ended."""
+
+    def poll(self) -> Evaluation | None:
+        """After training: results, in the order of the snapshots."""
+        if self._child is None:
+            return None
+        result = self._child.poll()
+        if not self._child.is_busy and self._waiting:
+            request, path = self._waiting.popleft()
+            stored, pinned = self._map(path, "r+b"), self._child.submit(request)
+            pinned.weights[:] = stored.weights
+            pinned.buffers[:] = stored.buffers
+            self._child.begin()
+            path.unlink()
+        return result
+
+    def training_ended(self) -> None:
+        """Start the process that evaluates."""
+        self._child = self._child or self._make_child()
+
+    def close(self) -> None:
+        """End the process and delete what was not evaluated; idempotent."""
+        if self._child is not None:
+            self._child.close()
+        while self._waiting:
+            self._waiting.popleft()[1].unlink(missing_ok=True)
+        if self._folder.is_dir():
+            self._folder.rmdir()
+
+    def _map(self, path: Path, mode: str) -> Pinned:
+        with open(path, mode) as file:
+            file.truncate(self._num_bytes)
+            return _views(mmap.mmap(file.fileno(), self._num_bytes), *self._sizes)
+
+
 def _child_main() -> None:
     """Serve requests from standard input until it ends."""
-    import signal
-
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C reaches the whole group; the server decides when to end
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)  # they reach the whole group; the server decides when to end
     results = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever the user's model prints must not mix with the results
+    descriptor, num_buffers = int(sys.argv[1]), int(sys.argv[2])
     make_task = pickle.load(sys.stdin.buffer)
     torch.set_num_threads(1)
-    model, batches, num_samples, loss = make_task()
-    memory = mmap.mmap(int(sys.argv[1]), 0)
-    weights = torch.from_numpy(np.frombuffer(memory, dtype=model.layout.numpy_dtype))
+    task: EvaluationTask = make_task()
+    layout = task.model.layout
+    pinned = _views(mmap.mmap(descriptor, 0), layout.numel, layout.numpy_dtype, num_buffers)
+    calibration = task.calibration() if task.calibration else []
     for _ in sys.stdin.buffer:
-        model.weights.copy_(weights)
-        accuracy, mean_loss = evaluate(model, batches, num_samples, loss)
+        task.model.weights.copy_(torch.from_numpy(pinned.weights))
+        task.buffers.write(pinned.buffers)
+        if calibration:
+            recalibrate(task.model.module, calibration)
+            task.buffers.read(pinned.buffers)
+        accuracy, mean_loss = evaluate(task)
         print(json.dumps({"accuracy": accuracy, "loss": mean_loss}), file=results)
 
 

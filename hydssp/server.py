@@ -7,9 +7,10 @@ several MPI libraries the workers' puts and gets stand still while the server is
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -17,22 +18,39 @@ import torch
 
 from hydssp.coordination.coordinator import Coordinator
 from hydssp.coordination.events import Decision, Outcome, Push
-from hydssp.coordination.ranges import RangeDealer
+from hydssp.coordination.ranges import Dealer
 from hydssp.evaluation import Evaluation, Evaluator, Request
 from hydssp.transport.backoff import Backoff
 from hydssp.transport.messages import Grant, Pushed
 from hydssp.transport.protocol import ServerTransport
+from hydssp.update.buffers import WorkersBuffers
 from hydssp.update.schedule import LrClock, Schedule, schedule_epoch
 from hydssp.update.step import ChunkedOptimizer
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Limits:
-    """When a run ends besides running out of epochs; None: no such limit."""
+    """When a run ends besides running out of epochs; None: no such limit.
+
+    Attributes:
+        max_updates: Updates.
+        max_time_s: Seconds on the server's clock.
+        target_accuracy: Of an evaluation, 0..1.
+        rejected_in_a_row: Gradients that are not finite, one after the other, after which the run is given up.
+        stall_s: Seconds that a worker may compute on one gradient before the run is given up.
+    """
 
     max_updates: int | None = None
     max_time_s: float | None = None
     target_accuracy: float | None = None
+    rejected_in_a_row: int = 100
+    stall_s: float | None = None
+
+
+class TrainingError(RuntimeError):
+    """Training cannot go on; the message says who or what is the reason."""
 
 
 @dataclass(frozen=True)
@@ -119,11 +137,18 @@ class Server:
         evaluate_every: Samples between two evaluations.
         recorder: Told of everything.
         limits: When to end early.
+        buffers: The workers' buffers; None: the model has none.
+        stop_code: The exit code that a signal to this rank wants, 0 for none.
+        describe: Words for a worker, with rank and host.
 
     Attributes:
         version: Updates made so far; equals the newest published version.
         samples: Samples behind these updates.
         ended_by: Why no further iteration is granted ("" while training goes on).
+        exit_code: 0, or what a signal asked for.
+
+    Raises:
+        TrainingError: From ``step``, when a limit of ``limits`` is passed that means failure.
     """
 
     def __init__(
@@ -131,17 +156,21 @@ class Server:
         *,
         transport: ServerTransport,
         coordinator: Coordinator,
-        dealer: RangeDealer,
+        dealer: Dealer,
         optimizer: ChunkedOptimizer,
         step_rule: StepRule,
         evaluator: Evaluator | None,
         evaluate_every: float,
         recorder: Recorder,
         limits: Limits,
+        buffers: WorkersBuffers | None = None,
+        stop_code: Callable[[], int] = lambda: 0,
+        describe: Callable[[int], str] = "worker {}".format,
     ) -> None:
         self.version = 0
         self.samples = 0
         self.ended_by = ""
+        self.exit_code = 0
         self._transport = transport
         self._coordinator = coordinator
         self._dealer = dealer
@@ -153,6 +182,13 @@ class Server:
         self._evaluate_at = evaluate_every
         self._recorder = recorder
         self._limits = limits
+        self._buffers = buffers
+        self._stop_code = stop_code
+        self._describe = describe
+        self._rejected_in_a_row = 0
+        self._granted_at = [0.0] * transport.num_workers
+        self._look_for_stalls_at = 0.0
+        self._pinned_version = -1
         self._group = 0
         self._iterations = [0] * transport.num_workers
         self._pushed: dict[int, Pushed] = {}
@@ -173,21 +209,32 @@ class Server:
         pushed = self._transport.receive()
         now = self._transport.now()
         self._check_limits(now)
+        if code := self._stop_code():
+            self._end("a signal", code)
         self._poll_evaluation(now)
         self._recorder.tick(now)
+        if pushed:
+            self._handle(pushed, now)
+        self._look_for_stalls(now)
         if not pushed:
             return False
-        self._handle(pushed, now)
         self._recorder.busy(self._transport.now() - now)
         return True
 
     def _handle(self, pushed: list[Pushed], now: float) -> None:
         self._group += 1
-        is_last = bool(self.ended_by) or self._dealer.exhausted
         events = []
         for p in pushed:
             self._pushed[p.worker] = p
+            if p.clock.stop_code:
+                self._end(f"a signal to {self._describe(p.worker)}", p.clock.stop_code)
+            if p.clock.samples > 0:
+                self._count_rejected(p)
+        for p in pushed:
             has_gradient = p.clock.samples > 0 and p.clock.is_finite and not self.ended_by
+            if has_gradient and self._buffers is not None:
+                self._buffers.update(p.worker, self._transport.buffers(p.worker))
+            is_last = bool(self.ended_by) or not self._dealer.has_more(p.worker)
             events.append(Push(p.worker, p.pushed_at, is_last, has_gradient))
         outcome = self._coordinator.on_pushes(events, now)
         for p, event in zip(pushed, events, strict=True):
@@ -201,10 +248,27 @@ class Server:
                 is_last=event.is_last,
                 has_gradient=event.has_gradient,
             )
-        if is_last:
-            self._stop(p.worker for p in pushed)
-            self._recorder.finish([p.worker for p in pushed], now, self.ended_by or "epochs")
+        left = [event.worker for event in events if event.is_last]
+        self._stop(left)
+        self._recorder.finish(left, now, self.ended_by or "epochs")
         self._carry_out(outcome)
+
+    def _count_rejected(self, pushed: Pushed) -> None:
+        if pushed.clock.is_finite:
+            self._rejected_in_a_row = 0
+            return
+        self._rejected_in_a_row += 1
+        limit = self._limits.rejected_in_a_row
+        who, clock = self._describe(pushed.worker), pushed.clock
+        _log.warning(
+            "refused the gradient of %s, iteration %d, version %d: it is not finite (loss %g)",
+            who, clock.iteration, clock.version, clock.loss,
+        )  # fmt: skip
+        if self._rejected_in_a_row >= limit:
+            raise TrainingError(
+                f"{self._rejected_in_a_row} gradients in a row were not finite, the last one from {who}, iteration "
+                f"{clock.iteration}; lower optimizer.lr, set clip.norm, or raise nonfinite_limit ({limit})"
+            )
 
     def _disposition(self, pushed: Pushed, event: Push) -> str:
         if event.has_gradient:
@@ -223,8 +287,11 @@ class Server:
                 self._recorder.hold(decision, now)
             self._check_limits(now)
             idle = self._grant(outcome.releases)
-            if self.ended_by or self._dealer.exhausted:
-                idle += [w for w in self._coordinator.held if w not in idle]
+            idle += [
+                w
+                for w in self._coordinator.held
+                if w not in idle and (self.ended_by or not self._dealer.has_more(w))
+            ]
             if not idle:
                 return
             now = self._transport.now()
@@ -246,9 +313,14 @@ class Server:
                 idle.append(worker)
                 continue
             grant = Grant(self._iterations[worker], self.version, batch.epoch, batch.start, batch.count)
+            if (following := self._dealer.upcoming(worker)) is not None:
+                grant = replace(
+                    grant, next_epoch=following.epoch, next_start=following.start, next_count=following.count
+                )
             self._iterations[worker] += 1
             self._transport.grant(worker, grant)
-            self._recorder.release(decision, grant, self._transport.now())
+            self._granted_at[worker] = self._transport.now()
+            self._recorder.release(decision, grant, self._granted_at[worker])
         return idle
 
     def _stop(self, workers: Iterable[int]) -> None:
@@ -300,26 +372,46 @@ class Server:
         self._copy_weights(slot)
         self._transport.end_publish()
 
+    def _is_finite(self, vector: np.ndarray) -> bool:
+        step = self._optimizer.chunk_numel
+        is_finite = True
+        for start in range(0, len(vector), step):
+            is_finite = is_finite and bool(np.isfinite(vector[start : start + step]).all())
+            self._transport.progress()
+        return is_finite
+
     def _copy_weights(self, out: np.ndarray) -> None:
         step = self._optimizer.chunk_numel
         for start in range(0, len(out), step):
             out[start : start + step] = self._weights[start : start + step]
             self._transport.progress()
 
+    def combined_buffers(self) -> np.ndarray:
+        """The buffers as they would be evaluated now, float64; empty where the model has none."""
+        return self._buffers.combined() if self._buffers is not None else np.empty(0)
+
     def pin_for_evaluation(self, now: float) -> None:
         """Copy the weights as they are to the evaluator, which must not be busy."""
         assert self._evaluator is not None
-        self._copy_weights(self._evaluator.submit(Request(self.version, now, self.samples)))
+        self._pinned_version = self.version
+        pinned = self._evaluator.submit(Request(self.version, now, self.samples))
+        self._copy_weights(pinned.weights)
+        pinned.buffers[:] = self.combined_buffers()
+        if not self._is_finite(pinned.weights):
+            raise TrainingError(
+                f"the weights are not finite any more at version {self.version}; lower optimizer.lr or set clip.norm"
+            )
         self._evaluator.begin()
         while self._evaluate_at <= self.samples:
             self._evaluate_at += self._evaluate_every
 
     def evaluate_final(self) -> None:
-        """Wait for the final weights' result; after the workers have left, so nothing is held up by it."""
+        """Wait for the results that are missing, the final weights' last; nobody is held up by it any more."""
         if self._evaluator is None:
             return
-        is_pinned = False
-        while not is_pinned or self._evaluator.is_busy:
+        self._evaluator.training_ended()
+        is_pinned = self._pinned_version == self.version
+        while not is_pinned or self._evaluator.num_pending:
             now = self._transport.now()
             self._poll_evaluation(now)
             if not is_pinned and not self._evaluator.is_busy:
@@ -347,10 +439,37 @@ class Server:
         elif limits.max_time_s is not None and now >= limits.max_time_s:
             self._end("max_time_s")
 
-    def _end(self, why: str) -> None:
+    def _look_for_stalls(self, now: float) -> None:
+        limit = self._limits.stall_s
+        if limit is None or now < self._look_for_stalls_at:
+            return
+        self._look_for_stalls_at = now + min(1.0, limit / 10)
+        missing = [w for w in self._coordinator.computing if now - self._granted_at[w] > limit]
+        if missing:
+            told = "\n".join(self._last_heard(w, now) for w in missing[:16])
+            more = f"\n  and {len(missing) - 16} more" if len(missing) > 16 else ""
+            raise TrainingError(
+                f"no push for more than stall_limit_s={limit:g} s from\n{told}{more}\n"
+                "If an iteration may take that long, raise stall_limit_s"
+            )
+
+    def _last_heard(self, worker: int, now: float) -> str:
+        last = self._pushed.get(worker)
+        before = (
+            f"before that it pushed iteration {last.clock.iteration} (computed {last.clock.compute_s:.3g} s) at "
+            f"{last.pushed_at:.1f} s"
+            if last is not None
+            else "it has never pushed"
+        )
+        return (
+            f"  {self._describe(worker)}: granted iteration {self._iterations[worker] - 1} at "
+            f"{self._granted_at[worker]:.1f} s, {now - self._granted_at[worker]:.0f} s ago; {before}"
+        )
+
+    def _end(self, why: str, exit_code: int = 0) -> None:
         """Grant nothing more. Workers that compute are drained, their gradients not applied."""
         if not self.ended_by:
-            self.ended_by = why
+            self.ended_by, self.exit_code = why, exit_code
 
 
 def run(server: Server, backoff: Backoff) -> None:

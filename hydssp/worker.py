@@ -9,19 +9,31 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Protocol
 
+import numpy as np
+import psutil
 import torch
 
 from hydssp.straggler import Straggler
 from hydssp.transport.backoff import Backoff
 from hydssp.transport.messages import Clock, Grant
 from hydssp.transport.protocol import WorkerTransport
+from hydssp.update.buffers import ModuleBuffers
 from hydssp.update.layout import FlatModule
 
-Batches = Callable[[int, int, int], tuple[torch.Tensor, torch.Tensor]]
-"""``(epoch, start, count)`` to inputs and targets of that range of the epoch's order, on the worker's device."""
+
+class Batches(Protocol):
+    """Where the worker's batches come from."""
+
+    def __call__(self, epoch: int, start: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Inputs and targets of that range of the epoch's order, on the worker's device."""
+
+    def prefetch(self, epoch: int, start: int, count: int) -> None:
+        """This range will most likely be asked for next."""
+
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Outputs and targets to the mean loss of the batch, a scalar."""
@@ -36,6 +48,30 @@ class Progress(Enum):
     DONE = "done"
 
 
+@dataclass(frozen=True)
+class Clip:
+    """Bounds on a worker's gradient before its push; None: no such bound.
+
+    Attributes:
+        value: Largest absolute value of an element.
+        norm: Largest Euclidean norm of the whole gradient, which is scaled down to it.
+    """
+
+    value: float | None = None
+    norm: float | None = None
+
+    def apply(self, gradient: torch.Tensor) -> None:
+        """Clip ``gradient``, 1-D, in place: by value first."""
+        if self.value is not None:
+            gradient.clamp_(-self.value, self.value)
+        if self.norm is not None:
+            norm = torch.linalg.vector_norm(gradient)
+            gradient.mul_(torch.clamp(self.norm / (norm + 1e-6), max=1.0))
+
+
+NO_CLIP = Clip()
+
+
 class Worker:
     """One worker between its transport and its module.
 
@@ -45,6 +81,9 @@ class Worker:
         batches: Makes the batch of a range.
         loss: Mean loss of a batch.
         straggler: How long an iteration shall take at least.
+        buffers: The module's buffers, which travel with every push.
+        clip: Bounds on the gradient.
+        stop_code: Asked at every push: the exit code that a signal to this rank wants, 0 for none.
     """
 
     def __init__(
@@ -54,6 +93,9 @@ class Worker:
         batches: Batches,
         loss: Loss,
         straggler: Straggler,
+        buffers: ModuleBuffers | None = None,
+        clip: Clip = NO_CLIP,
+        stop_code: Callable[[], int] = lambda: 0,
     ) -> None:
         self.iterations = 0
         self.doing = Progress.WAITING_FOR_GRANT
@@ -62,6 +104,13 @@ class Worker:
         self._batches = batches
         self._loss = loss
         self._straggler = straggler
+        self._buffers = buffers if buffers is not None and buffers.numel else None
+        self._buffers_vector = np.zeros(self._buffers.numel if self._buffers else 0)
+        self._clip = clip
+        self._stop_code = stop_code
+        self._process = psutil.Process()
+        self._measured_at = -1.0
+        self._memory_bytes = 0
         # The transport moves host memory. On a GPU these are pinned and copied from and to; on a CPU they are the
         # model's own vectors, so that a pull writes straight into the weights.
         self._on_gpu = model.weights.device.type == "cuda"
@@ -105,6 +154,8 @@ class Worker:
         version, retries = self._transport.pull(self._weights_view, grant.version)
         if self._on_gpu:
             self._model.weights.copy_(self._host_weights, non_blocking=True)
+        if grant.next_count:
+            self._batches.prefetch(grant.next_epoch, grant.next_start, grant.next_count)
         pulled_at = now()
         inputs, targets = self._batches(grant.epoch, grant.start, grant.count)
         self._computing_from = now()
@@ -113,16 +164,16 @@ class Worker:
         outputs = model.module(inputs)
         loss = self._loss(outputs, targets)
         loss.backward()  # type: ignore[no-untyped-call]
+        # Looked at here, where P workers share the cost, rather than on the server's path; and before clipping, which
+        # would make an infinite element finite.
+        is_finite = torch.isfinite(model.gradient).all() & torch.isfinite(loss.detach())
+        self._clip.apply(model.gradient)
         if self._on_gpu:
             self._host_gradient.copy_(model.gradient, non_blocking=True)
         value = float(loss.detach())  # waits for the device's stream, the copy included
         correct = -1
         if outputs.ndim == 2 and targets.ndim == 1:
             correct = int((outputs.detach().argmax(dim=1) == targets).sum())
-        # Looked at here, where P workers share the cost, rather than on the server's path.
-        is_finite = (
-            bool(torch.isfinite(model.gradient).all()) and value == value and abs(value) != float("inf")
-        )
         self._pending = (
             Clock(
                 iteration=grant.iteration,
@@ -130,7 +181,7 @@ class Worker:
                 samples=grant.count,
                 correct=correct,
                 loss=value,
-                is_finite=is_finite,
+                is_finite=bool(is_finite),
                 pull_retries=retries,
                 data_s=self._computing_from - pulled_at,
                 pull_s=pulled_at - self._began_at,
@@ -147,19 +198,54 @@ class Worker:
             return Progress.PADDING
         clock, has_gradient = self._pending
         self._pending = None
+        clock = replace(
+            clock,
+            compute_s=now - self._computing_from if has_gradient else 0.0,
+            cpu_s=time.process_time(),
+            memory_bytes=self._memory(now),
+            device_bytes=torch.cuda.memory_allocated() if self._on_gpu else 0,
+            stop_code=self._stop_code(),
+        )
         if has_gradient:
-            clock = replace(clock, compute_s=now - self._computing_from)
-        self._transport.push(self._gradient_view if has_gradient else None, clock)
+            if self._buffers is not None:
+                self._buffers.read(self._buffers_vector)
+            self._transport.push(self._gradient_view, clock, self._buffers_vector if self._buffers else None)
+        else:
+            self._transport.push(None, clock)
         self.iterations += 1
         return Progress.ADVANCED
 
+    def _memory(self, now: float) -> int:
+        """Resident memory, bytes, looked up once a second."""
+        if now - self._measured_at >= 1.0 or self._measured_at < 0:
+            self._measured_at = now
+            self._memory_bytes = self._process.memory_info().rss
+        return self._memory_bytes
 
-def run(worker: Worker, backoff: Backoff) -> None:
-    """Drive one worker until the server says stop, sleeping wherever it can only wait."""
+
+def run(worker: Worker, backoff: Backoff, patience_s: float) -> None:
+    """Drive one worker until the server says stop, sleeping wherever it can only wait.
+
+    Args:
+        worker: The worker.
+        backoff: How it sleeps.
+        patience_s: Seconds without a grant after which the server is given up. Longer than the server's own limit for
+            a worker that does not push, which is the usual reason for a long wait and is named there.
+
+    Raises:
+        RuntimeError: When no grant came for that long.
+    """
+    waiting_since = time.monotonic()
     while (progress := worker.step()) is not Progress.DONE:
+        if progress is Progress.WAITING_FOR_GRANT:
+            backoff.wait()
+            if time.monotonic() - waiting_since > patience_s:
+                raise RuntimeError(
+                    f"no answer from the server (rank 0) for {patience_s:.0f} s, after {worker.iterations} iterations"
+                )
+            continue
+        waiting_since = time.monotonic()
         if progress is Progress.ADVANCED:
             backoff.reset()
-        elif progress is Progress.PADDING:
-            time.sleep(worker.padding_left_s)
         else:
-            backoff.wait()
+            time.sleep(worker.padding_left_s)

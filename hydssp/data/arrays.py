@@ -6,7 +6,8 @@ Holds and checks arrays, nothing else: reads no file, makes no tensor; numpy onl
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -75,6 +76,21 @@ class ArrayDataset:
         channels, height, width = self.images.shape[1:]
         return channels, height, width
 
+    def head(self, limit: int | None) -> ArrayDataset:
+        """The first ``limit`` samples, as a view; None: all.
+
+        Raises:
+            UserError: When ``limit`` is not an integer from 1 to the number of samples.
+        """
+        if limit is None:
+            return self
+        if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= len(self):
+            raise UserError(
+                f"data.limit is {limit!r}; allowed is 1 to {len(self)} (the training images there are),"
+                " or null for all"
+            )
+        return replace(self, images=self.images[:limit], labels=self.labels[:limit])
+
 
 @dataclass(frozen=True, eq=False)
 class Splits:
@@ -94,3 +110,30 @@ class Splits:
                 f" test images {self.test.shape} and {self.test.num_classes}; both must be the same. Take"
                 " both from one data set"
             )
+
+
+def check_splits(splits: Any) -> None:
+    """Check that an object is a data set in two parts: a ``Splits``, or any with map-style parts of the user's.
+
+    Args:
+        splits: Has ``train`` and ``test``, each an ``ArrayDataset`` or with ``__len__`` and ``__getitem__``.
+
+    Raises:
+        UserError: Naming the part and what it lacks.
+    """
+    kind = type(splits).__name__
+    for name in ("train", "test"):
+        part = getattr(splits, name, None)
+        if part is None:
+            raise UserError(
+                f"data: the target gave a {kind} without {name}; needed is an object with train and test, each a"
+                " map-style data set, e.g. hydssp.data.Splits or types.SimpleNamespace(train=..., test=...)"
+            )
+        lacking = [m for m in ("__len__", "__getitem__") if not hasattr(type(part), m)]
+        if lacking and not isinstance(part, ArrayDataset):
+            raise UserError(
+                f"data: {name} is a {type(part).__name__} without {' and '.join(lacking)}; needed is a map-style data"
+                " set (samples by number), because the server deals ranges of samples to the workers"
+            )
+        if len(part) < 1:
+            raise UserError(f"data: {name} is empty; at least 1 sample is needed")

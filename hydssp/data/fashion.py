@@ -53,17 +53,21 @@ def fashion_mnist(root: str | Path | None = None, limit: int | None = None, veri
         UserError: When no folder has all four files, when a file is damaged or not what it should be, or when
             ``limit`` is not between 1 and the number of training images.
     """
-    folder = _find(root)
-    train = _read(folder, TRAIN_IMAGES, TRAIN_LABELS, verify, limit)
-    test = _read(folder, TEST_IMAGES, TEST_LABELS, verify, None)
-    return Splits(train, test)
+    folder = find(root)
+    train = _read(folder, TRAIN_IMAGES, TRAIN_LABELS, verify)
+    test = _read(folder, TEST_IMAGES, TEST_LABELS, verify)
+    return Splits(train.head(limit), test)
 
 
-def _find(root: str | Path | None) -> Path:
-    """The first folder that has all four files. One that was asked for is never replaced by another."""
+def find(root: str | Path | None) -> Path:
+    """The first folder that has all four files. One that was asked for is never replaced by another.
+
+    Raises:
+        UserError: When there is none.
+    """
     places: list[tuple[str, Path]] = []
     if root is not None:
-        folder = Path(root).expanduser()
+        folder = Path(str(root)).expanduser()
         places.append((f"data.root={root}", folder))
         places.append((f"data.root={root}, as torchvision leaves it", folder / "FashionMNIST" / "raw"))
     else:
@@ -86,6 +90,11 @@ def _find(root: str | Path | None) -> Path:
     )
 
 
+def paths(folder: Path) -> list[Path]:
+    """The four files in a folder that ``find`` has found."""
+    return [path for file in FILES if (path := _path(folder, file)) is not None]
+
+
 def _path(folder: Path, file: _File) -> Path | None:
     for name in (file.name, f"{file.name}.gz"):
         if (folder / name).is_file():
@@ -93,9 +102,7 @@ def _path(folder: Path, file: _File) -> Path | None:
     return None
 
 
-def _read(
-    folder: Path, images_file: _File, labels_file: _File, verify: bool, limit: int | None
-) -> ArrayDataset:
+def _read(folder: Path, images_file: _File, labels_file: _File, verify: bool) -> ArrayDataset:
     arrays = []
     for file, num_dimensions in ((images_file, 3), (labels_file, 1)):
         path = _path(folder, file)
@@ -113,11 +120,4 @@ def _read(
             f"data: {images_file.name} has {len(images)} images, {labels_file.name} {len(labels)} labels in"
             f" {folder}; set data.root to a folder with files that belong together"
         )
-    if limit is not None:
-        if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= len(images):
-            raise UserError(
-                f"data.limit is {limit!r}; allowed is 1 to {len(images)} (the training images there are),"
-                " or null for all"
-            )
-        images, labels = images[:limit], labels[:limit]
     return ArrayDataset(images[:, np.newaxis], labels.astype(np.int64), MEAN, STD, NUM_CLASSES)

@@ -6,6 +6,8 @@ Draws no number from a global generator, reads no clock, knows no data. The serv
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from hydssp.errors import UserError
@@ -18,13 +20,15 @@ class EpochOrder:
     of an epoch's end at the same time, and ranges are granted one ahead.
     """
 
-    def __init__(self, num_samples: int, seed: int, shuffle: bool = True) -> None:
+    def __init__(self, num_samples: int, seed: int, shuffle: bool = True, num_shards: int = 1) -> None:
         """Fix the order; nothing is computed yet.
 
         Args:
             num_samples: Size of the data set, at least 1.
             seed: Not negative.
             shuffle: False: every epoch is 0, 1, 2, ….
+            num_shards: The positions ``w*n//P`` to ``(w+1)*n//P`` of every epoch hold the same samples, drawn once for
+                all epochs, in an order of the epoch's own. 1: any sample may come anywhere.
 
         Raises:
             UserError: When ``num_samples`` or ``seed`` is out of range.
@@ -36,6 +40,7 @@ class EpochOrder:
         self.num_samples = num_samples
         self._seed = seed
         self._shuffle = shuffle
+        self._bounds = [shard * num_samples // num_shards for shard in range(num_shards + 1)]
         self._permutations: dict[int, np.ndarray] = {}
 
     def indices(self, epoch: int, start: int, count: int) -> np.ndarray:
@@ -66,7 +71,13 @@ class EpochOrder:
                 # spawn_key, and not one seed made of both numbers: streams of different epochs (and of other
                 # users of the same seed) are then independent.
                 sequence = np.random.SeedSequence(self._seed, spawn_key=(epoch,))
-                permutation = np.random.default_rng(sequence).permutation(self.num_samples)
+                generator = np.random.default_rng(sequence)
+                if len(self._bounds) == 2:
+                    permutation = generator.permutation(self.num_samples)
+                else:
+                    permutation = np.random.default_rng(self._seed).permutation(self.num_samples)
+                    for start, stop in pairwise(self._bounds):
+                        generator.shuffle(permutation[start:stop])
             else:
                 permutation = np.arange(self.num_samples)
             permutation.flags.writeable = False

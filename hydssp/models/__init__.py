@@ -5,6 +5,7 @@ classes first and returns a module that maps ``x_BCHW`` to ``logits_BK``, initia
 generator: the caller seeds it.
 """
 
-from hydssp.models.classifiers import lenet, mlp
+from hydssp.models.classifiers import alexnet_small, lenet, mlp
+from hydssp.models.residual import resnet
 
-__all__ = ["lenet", "mlp"]
+__all__ = ["alexnet_small", "lenet", "mlp", "resnet"]

@@ -18,6 +18,8 @@ from hydssp.errors import UserError
 
 LENET_MIN_SIZE = 12
 """Smallest height and width (pixels) of which two 5x5 convolutions and two poolings leave something."""
+ALEXNET_SMALL_MIN_SIZE = 8
+"""Smallest height and width (pixels) of which three poolings leave something."""
 
 
 def mlp(input_shape: Sequence[int], num_classes: int, hidden: Sequence[int] = (64,)) -> nn.Sequential:
@@ -84,4 +86,39 @@ def lenet(input_shape: Sequence[int], num_classes: int) -> nn.Sequential:
         nn.Linear(120, 84),
         nn.ReLU(),
         nn.Linear(84, num_classes),
+    )
+
+
+def alexnet_small(input_shape: Sequence[int], num_classes: int) -> nn.Sequential:
+    """Three 5x5 convolutions and two dense layers, AlexNet cut down to CIFAR: ``x_BCHW -> logits_BK``.
+
+    After the CIFAR-10 networks of Krizhevsky's cuda-convnet, with max pooling throughout and without local response
+    normalisation.
+
+    Args:
+        input_shape: (C, H, W) of one image, H and W at least 8.
+        num_classes: K, at least 1.
+
+    Returns:
+        The model; 145,578 parameters for (3, 32, 32) and 10 classes.
+
+    Raises:
+        UserError: When the images are too small.
+    """
+    channels, height, width = input_shape
+    if min(height, width) < ALEXNET_SMALL_MIN_SIZE:
+        raise UserError(
+            f"model=alexnet_small: the images are {height}x{width} pixels; it needs at least"
+            f" {ALEXNET_SMALL_MIN_SIZE}x{ALEXNET_SMALL_MIN_SIZE}. Use model=mlp, or data with larger images"
+        )
+    layers: list[nn.Module] = []
+    for width_in, width_out in ((channels, 32), (32, 32), (32, 64)):
+        layers += [nn.Conv2d(width_in, width_out, kernel_size=5, padding=2), nn.ReLU(), nn.MaxPool2d(2)]
+    num_features = 64 * (height // 8) * (width // 8)
+    return nn.Sequential(
+        *layers,
+        nn.Flatten(),  # x_BCHW -> x_BD
+        nn.Linear(num_features, 64),
+        nn.ReLU(),
+        nn.Linear(64, num_classes),
     )

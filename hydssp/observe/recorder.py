@@ -43,8 +43,11 @@ import copy
 import json
 import logging
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+import psutil
 
 from hydssp.errors import UserError
 from hydssp.observe.jsonl import JsonLinesWriter, to_strict
@@ -54,6 +57,7 @@ from hydssp.observe.statistics import IntHistogram, Totals, WindowMean, WorkerSt
 if TYPE_CHECKING:
     from hydssp.coordination.events import Decision
     from hydssp.observe.progress import Progress
+    from hydssp.observe.tensorboard import Board
     from hydssp.transport.messages import Grant, Pushed
 
 EVENTS_MODES = ("full", "sample", "off")
@@ -63,6 +67,9 @@ RUNNING = "running"
 _MAX_WORKERS_LISTED = 64
 _SUMMARY_PERIOD_S = 30.0
 _FLUSH_PERIOD_S = 1.0
+_SPIKE_FACTOR = 10.0
+_SPIKE_AFTER_PUSHES = 50
+_SPIKE_GAP_S = 10.0
 
 _log = logging.getLogger(__name__)
 _decisions = logging.getLogger("hydssp.coordination")
@@ -84,6 +91,7 @@ class Recorder:
         progress_s: float = 5.0,
         progress: Progress | None = None,
         controller: Callable[[], Mapping[str, Any]] | None = None,
+        board: Board | None = None,
     ) -> None:
         """Open the files.
 
@@ -99,6 +107,7 @@ class Recorder:
             progress: The console; None for none.
             controller: Gives the controller's figures (``calls``, ``extension_histogram``) whenever a summary
                 is made.
+            board: TensorBoard's writer; None for none.
 
         Raises:
             UserError: When ``events`` is none of the three.
@@ -106,6 +115,7 @@ class Recorder:
         if events not in EVENTS_MODES:
             raise UserError(f"events: {events!r} is not known; choose one of {', '.join(EVENTS_MODES)}.")
         self.folder = folder
+        self._process = psutil.Process()
         self._paradigm = paradigm
         self._seed = seed
         self._data_size = data_size
@@ -113,6 +123,8 @@ class Recorder:
         self._progress_s = progress_s
         self._progress = progress
         self._controller = controller
+        self._board = board
+        self._spike_logged_at = -math.inf
 
         has_events = folder is not None and events != "off"
         self._events = JsonLinesWriter(folder.events) if folder is not None and has_events else None
@@ -223,6 +235,9 @@ class Recorder:
             worker.compute_s += clock.compute_s
             worker.push_s += clock.push_s
             worker.pull_retries += clock.pull_retries
+            worker.cpu_s = clock.cpu_s
+            worker.memory_bytes = clock.memory_bytes
+            worker.device_bytes = clock.device_bytes
             totals = self._totals
             totals.pushes += 1
             if disposition == "gradient":
@@ -230,6 +245,7 @@ class Recorder:
                 worker.samples += samples
                 totals.samples += samples
                 if math.isfinite(clock.loss):
+                    self._note_spike(w, clock.loss, now)
                     totals.loss_sum += clock.loss * samples
                     totals.loss_samples += samples
                     self._recent_loss.add(clock.loss, samples)
@@ -269,6 +285,17 @@ class Recorder:
                 },
                 now,
             )
+
+    def _note_spike(self, w: int, loss: float, now: float) -> None:
+        usual = self._recent_loss.mean
+        if (
+            usual is not None
+            and loss > _SPIKE_FACTOR * usual
+            and self._totals.pushes > _SPIKE_AFTER_PUSHES
+            and now - self._spike_logged_at > _SPIKE_GAP_S
+        ):
+            self._spike_logged_at = now
+            _log.warning("loss spike: %.4g from worker %d, against %.4g in the latest pushes", loss, w, usual)
 
     def update(
         self, now: float, version: int, applied: Sequence[tuple[int, int, int]], lr: float, apply_s: float
@@ -440,20 +467,19 @@ class Recorder:
                 at = pinned_at - self._started_at
                 if accuracy >= target and (reached is None or at < reached):
                     self._targets[target] = at
+        record = {
+            "t": now,
+            "pinned_at": pinned_at,
+            "version": version,
+            "samples": samples,
+            "epoch": self._epochs(samples),
+            "accuracy": accuracy,
+            "loss": loss,
+        }
         if self._metrics is not None:
-            self._metrics.write(
-                {
-                    "kind": "evaluation",
-                    "t": now,
-                    "pinned_at": pinned_at,
-                    "version": version,
-                    "samples": samples,
-                    "epoch": self._epochs(samples),
-                    "accuracy": accuracy,
-                    "loss": loss,
-                },
-                now,
-            )
+            self._metrics.write({"kind": "evaluation", **record}, now)
+        if self._board is not None:
+            self._board.scalars("evaluation", record)
 
     def busy(self, seconds: float) -> None:
         """The server spent ``seconds`` on handling something, not on waiting for messages."""
@@ -486,8 +512,10 @@ class Recorder:
 
     def _progress_record(self, now: float) -> None:
         if self._metrics is not None:
-            status = self._status(now, self._metrics_window)
-            self._metrics.write({"kind": "progress", **status, "lead_max": self._window_lead_max}, now)
+            status = {**self._status(now, self._metrics_window), "lead_max": self._window_lead_max}
+            self._metrics.write({"kind": "progress", **status, **self._usage()}, now)
+            if self._board is not None:
+                self._board.scalars("progress", status)
         self._metrics_window = (now, copy.copy(self._totals))
         self._window_lead_max = 0
 
@@ -523,6 +551,17 @@ class Recorder:
             "num_held": len(held),
             "held": held[:_MAX_WORKERS_LISTED],
             "clocks": [worker.pushes for worker in self._workers[:_MAX_WORKERS_LISTED]],
+        }
+
+    def _usage(self) -> dict[str, Any]:
+        """Memory in bytes and processor seconds so far: of the server, and of the first workers as they last said."""
+        listed = self._workers[:_MAX_WORKERS_LISTED]
+        return {
+            "server_memory_bytes": self._process.memory_info().rss,
+            "server_cpu_s": time.process_time(),
+            "memory_bytes": [worker.memory_bytes for worker in listed],
+            "device_bytes": [worker.device_bytes for worker in listed],
+            "cpu_s": [worker.cpu_s for worker in listed],
         }
 
     def _epochs(self, samples: int) -> float | None:
@@ -638,5 +677,7 @@ class Recorder:
         for writer in (self._events, self._metrics):
             if writer is not None:
                 writer.close()
+        if self._board is not None:
+            self._board.close()
         if self._progress is not None:
             self._progress.close()

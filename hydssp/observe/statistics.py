@@ -112,6 +112,9 @@ class WorkerStatistics:
     samples_applied: int = 0
     staleness_sum: int = 0
     pull_retries: int = 0
+    cpu_s: float = 0.0
+    memory_bytes: int = 0
+    device_bytes: int = 0
     data_s: float = 0.0
     pull_s: float = 0.0
     compute_s: float = 0.0

@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Generator
 from operator import attrgetter
+from typing import Protocol
 
 import numpy as np
 
@@ -27,27 +28,57 @@ from hydssp.transport.messages import (
 )
 from hydssp.transport.offset import ClockOffset
 from hydssp.transport.protocol import ServerTransport, WorkerTransport
-from hydssp.transport.ring import MAX_CHUNK_BYTES, NOT_PUBLISHED, RingWriter, WindowLayout, read_version
+from hydssp.transport.ring import (
+    BUFFERS_DTYPE,
+    MAX_CHUNK_BYTES,
+    NOT_PUBLISHED,
+    WindowLayout,
+    read_version,
+)
+
+
+class Versions(Protocol):
+    """Where the server writes the versions that workers read; ``ServerEnd`` sees to their order."""
+
+    def begin(self, version: int) -> np.ndarray:
+        """Memory for ``version``, which nobody reads before ``end``."""
+
+    def end(self, version: int) -> None:
+        """``version`` is written completely: readers may have it from now on."""
 
 
 class ServerEnd(ServerTransport):
-    """The server's rules over memory laid out by ``WindowLayout``."""
+    """The server's rules over the memory that a transport gives it."""
 
-    def __init__(self, layout: WindowLayout, memory: np.ndarray, *, clocks_agree: bool) -> None:
+    def __init__(
+        self,
+        layout: WindowLayout,
+        versions: Versions,
+        gradients: list[np.ndarray],
+        buffers: list[np.ndarray],
+        *,
+        clocks_agree: bool,
+    ) -> None:
         """Start with nothing published and every worker waiting for its first grant.
 
         Args:
-            layout: Of ``memory``.
-            memory: 1-D uint8, ``layout.total_bytes`` long.
+            layout: What the numbers and sizes are.
+            versions: Of the weights.
+            gradients: One slot per worker, ``layout.numel`` elements of its dtype.
+            buffers: One slot per worker, ``layout.num_buffers`` float64; set to zero.
             clocks_agree: The workers' ``now`` is the server's, so that nothing is to be estimated.
         """
         self.num_workers = layout.num_workers
         self.numel = layout.numel
+        self.num_buffers = layout.num_buffers
         self._is_open = True
-        self._ring = RingWriter(layout, memory, self._sync)
-        self._gradients = [
-            layout.vector(memory, layout.gradient_offset(worker)) for worker in range(layout.num_workers)
-        ]
+        self._versions = versions
+        self._latest = NOT_PUBLISHED
+        self._open_version: int | None = None
+        self._gradients = gradients
+        self._buffers = buffers
+        for slot in buffers:
+            slot[:] = 0.0
         self._is_waiting = [True] * layout.num_workers
         self._clocks_agree = clocks_agree
         self._offsets = [ClockOffset() for _ in range(layout.num_workers)]
@@ -67,14 +98,21 @@ class ServerEnd(ServerTransport):
         """Send ``record``, which is reused on return, without blocking."""
 
     def begin_publish(self, version: int) -> np.ndarray:
-        """Open the ring slot of ``version`` for writing; see the protocol.
+        """Open ``version`` for writing; see the protocol.
 
         Raises:
             RuntimeError: When ``version`` is not the next one, another is still open, or the transport is
             closed.
         """
         self._require_open()
-        return self._ring.begin(version)
+        if self._open_version is not None:
+            raise RuntimeError(
+                f"begin_publish({version}) while version {self._open_version} is still being written"
+            )
+        if version != self._latest + 1:
+            raise RuntimeError(f"begin_publish({version}): the next version is {self._latest + 1}")
+        self._open_version = version
+        return self._versions.begin(version)
 
     def end_publish(self) -> None:
         """Make the version that ``begin_publish`` opened the newest.
@@ -83,7 +121,10 @@ class ServerEnd(ServerTransport):
             RuntimeError: When none is open, or the transport is closed.
         """
         self._require_open()
-        self._ring.end()
+        if self._open_version is None:
+            raise RuntimeError("end_publish without begin_publish")
+        self._versions.end(self._open_version)
+        self._latest, self._open_version = self._open_version, None
 
     def gradient(self, worker: int) -> np.ndarray:
         """The gradient slot of ``worker``; see the protocol.
@@ -93,6 +134,15 @@ class ServerEnd(ServerTransport):
         """
         self._require_open()
         return self._gradients[worker]
+
+    def buffers(self, worker: int) -> np.ndarray:
+        """The buffers slot of ``worker``; see the protocol.
+
+        Raises:
+            RuntimeError: When the transport is closed.
+        """
+        self._require_open()
+        return self._buffers[worker]
 
     def receive(self) -> list[Pushed]:
         """All clock messages that have arrived, in worker order; see the protocol.
@@ -129,9 +179,9 @@ class ServerEnd(ServerTransport):
         if not self._is_waiting[worker]:
             raise RuntimeError(f"worker {worker} has a grant already: its push has not been received since")
         # A reader trusts that a granted version was published before it was granted (ring.py).
-        if not grant.stop and not 0 <= grant.version <= self._ring.latest:
+        if not grant.stop and not 0 <= grant.version <= self._latest:
             raise RuntimeError(
-                f"grant of version {grant.version}: the newest published one is {self._ring.latest}"
+                f"grant of version {grant.version}: the newest published one is {self._latest}"
             )
         self._is_waiting[worker] = False
         write_grant(self._grant_record, grant, self.now())
@@ -144,11 +194,11 @@ class ServerEnd(ServerTransport):
     def _drop(self) -> None:
         """Forget every view of the memory, which is about to go."""
         self._is_open = False
-        del self._ring, self._gradients
+        del self._versions, self._gradients, self._buffers
 
 
 class WorkerEnd(WorkerTransport):
-    """A worker's rules over a server's memory that it can read and write in pieces."""
+    """A worker's rules; how it reads a version and writes into its slots is the transport's business."""
 
     def __init__(self, worker: int, layout: WindowLayout, chunk_bytes: int = MAX_CHUNK_BYTES) -> None:
         """Start without a grant.
@@ -156,11 +206,13 @@ class WorkerEnd(WorkerTransport):
         Args:
             worker: Number of this worker, from 0.
             layout: Of the server's memory.
-            chunk_bytes: Largest piece of one put or get, at least one element.
+            chunk_bytes: Largest piece that travels at once, at least one element.
         """
         self.worker = worker
         self.numel = layout.numel
+        self.num_buffers = layout.num_buffers
         self._layout = layout
+        self._chunk_bytes = chunk_bytes
         self._max_elements = chunk_bytes // layout.dtype.itemsize
         self._is_open = True
         self._grant: Grant | None = None
@@ -171,20 +223,23 @@ class WorkerEnd(WorkerTransport):
         self._grant_record = np.zeros(1, GRANT_DTYPE)
 
     @abstractmethod
-    def read_weights(self, slot: int, start: int, stop: int, out: np.ndarray) -> None:
-        """Copy elements ``[start, stop)`` of ``slot`` to the same place in ``out``; complete on return."""
+    def _read(self, out: np.ndarray, version: int) -> Generator[None, None, tuple[int, int]]:
+        """Copy one whole version into ``out``, a step per piece.
+
+        Args:
+            out: 1-D, all elements of a version.
+            version: The one to try first; it need not be published.
+
+        Returns:
+            The version really read, and how often the read had to begin again.
+
+        Raises:
+            RuntimeError: When nothing is published yet, or the read never succeeds.
+        """
 
     @abstractmethod
-    def read_tag(self, slot: int) -> int:
-        """The version in the ring's ``slot``."""
-
-    @abstractmethod
-    def read_latest(self) -> int:
-        """The newest published version."""
-
-    @abstractmethod
-    def _put(self, gradient: np.ndarray) -> None:
-        """Copy ``gradient`` into this worker's slot; complete at the server on return."""
+    def _put(self, gradient: np.ndarray | None, buffers: np.ndarray | None) -> None:
+        """Copy what is not None into this worker's slots; the clock message that follows tells of it."""
 
     @abstractmethod
     def _next_grant(self, record: np.ndarray) -> bool:
@@ -235,26 +290,22 @@ class WorkerEnd(WorkerTransport):
             As ``pull``.
         """
         self._require_open()
-        self._require_vector("out", out)
+        self._require_vector("out", out, self.numel, self._layout.dtype)
         if version < 0:
             raise ValueError(f"version={version}: versions are numbered from 0")
-        if version > self._published:
-            self._published = self.read_latest()
-            if self._published < 0:
-                raise RuntimeError("pull before the server has published anything")
-            version = min(version, self._published)
-        version, retries = yield from read_version(self, self._layout.slots, out, version, self._max_elements)
+        version, retries = yield from self._read(out, version)
         self._published = max(self._published, version)
         return version, retries
 
-    def push(self, gradient: np.ndarray | None, clock: Clock) -> None:
-        """Put ``gradient`` and send ``clock``; see the protocol.
+    def push(self, gradient: np.ndarray | None, clock: Clock, buffers: np.ndarray | None = None) -> None:
+        """Put ``gradient`` and ``buffers`` and send ``clock``; see the protocol.
 
         Raises:
             RuntimeError: When called without a grant, for another iteration than the granted one, or when
-            closed. ValueError: When ``gradient`` has the wrong shape, dtype or stride; when there is one
-            although
-                ``clock.samples`` is 0, or none although the clock says that it counts.
+                closed.
+            ValueError: When an array has the wrong shape, dtype or stride; when there is a gradient although
+                ``clock.samples`` is 0, or none although the clock says that it counts; when there is one
+                without the buffers that the model has.
         """
         self._require_open()
         if self._grant is None:
@@ -269,10 +320,14 @@ class WorkerEnd(WorkerTransport):
             raise ValueError(f"a push of {clock.samples} samples needs a gradient")
         if gradient is not None and clock.samples == 0:
             raise ValueError("a push of 0 samples is empty: give None as its gradient")
-        began_at = self.now()
+        if gradient is not None and buffers is None and self.num_buffers > 0:
+            raise ValueError(f"a gradient needs the {self.num_buffers} buffers that belong to it")
         if gradient is not None:
-            self._require_vector("gradient", gradient)
-            self._put(gradient)
+            self._require_vector("gradient", gradient, self.numel, self._layout.dtype)
+        if buffers is not None:
+            self._require_vector("buffers", buffers, self.num_buffers, BUFFERS_DTYPE)
+        began_at = self.now()
+        self._put(gradient, buffers)
         pushed_at = self.now()
         self._grant = None
         stamps = Stamps(self._granted_at, pushed_at, self._grant_sent_at)
@@ -283,10 +338,33 @@ class WorkerEnd(WorkerTransport):
         if not self._is_open:
             raise RuntimeError("the transport is closed")
 
-    def _require_vector(self, name: str, vector: np.ndarray) -> None:
-        layout = self._layout
-        if vector.shape != (layout.numel,) or vector.dtype != layout.dtype or not vector.flags.c_contiguous:
+    def _require_vector(self, name: str, vector: np.ndarray, numel: int, dtype: np.dtype) -> None:
+        if vector.shape != (numel,) or vector.dtype != dtype or not vector.flags.c_contiguous:
             raise ValueError(
-                f"{name}: need a contiguous {layout.dtype.name} array of shape ({layout.numel},), "
+                f"{name}: need a contiguous {dtype.name} array of shape ({numel},), "
                 f"got {vector.dtype.name} {vector.shape}"
             )
+
+
+class RingReader(WorkerEnd):
+    """The end of a worker that can look into the server's ring (``ring.py``) by itself."""
+
+    @abstractmethod
+    def read_weights(self, slot: int, start: int, stop: int, out: np.ndarray) -> None:
+        """Copy elements ``[start, stop)`` of ``slot`` to the same place in ``out``; complete on return."""
+
+    @abstractmethod
+    def read_tag(self, slot: int) -> int:
+        """The version in the ring's ``slot``."""
+
+    @abstractmethod
+    def read_latest(self) -> int:
+        """The newest published version."""
+
+    def _read(self, out: np.ndarray, version: int) -> Generator[None, None, tuple[int, int]]:
+        if version > self._published:
+            self._published = self.read_latest()
+            if self._published < 0:
+                raise RuntimeError("pull before the server has published anything")
+            version = min(version, self._published)
+        return (yield from read_version(self, self._layout.slots, out, version, self._max_elements))

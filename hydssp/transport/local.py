@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from hydssp.transport.ends import ServerEnd, WorkerEnd
-from hydssp.transport.ring import DEFAULT_SLOTS, MAX_CHUNK_BYTES, WindowLayout, chunks
+from hydssp.transport.ends import RingReader, ServerEnd
+from hydssp.transport.ring import DEFAULT_SLOTS, MAX_CHUNK_BYTES, RingWriter, WindowLayout, chunks
 
 
 class LocalFabric:
@@ -28,6 +28,7 @@ class LocalFabric:
         *,
         clock: Callable[[], float],
         chunk_bytes: int = MAX_CHUNK_BYTES,
+        num_buffers: int = 0,
     ) -> None:
         """Make both kinds of end.
 
@@ -38,11 +39,12 @@ class LocalFabric:
             slots: Versions in the ring, at least 3.
             clock: Monotonic seconds: the clock of all ends, which count from this call.
             chunk_bytes: Largest piece of ``pull_steps``.
+            num_buffers: Elements of each worker's buffers.
 
         Raises:
             UserError: When a value is not allowed.
         """
-        layout = WindowLayout(num_workers, numel, np.dtype(dtype), slots)
+        layout = WindowLayout(num_workers, numel, np.dtype(dtype), slots, num_buffers)
         memory = np.zeros(layout.total_bytes, np.uint8)
         began_at = clock()
 
@@ -73,7 +75,8 @@ class LocalServer(ServerEnd):
         self._now = now
         self._clocks = clocks
         self._grants = grants
-        super().__init__(layout, memory, clocks_agree=True)
+        ring = RingWriter(layout, memory, self._sync)
+        super().__init__(layout, ring, layout.gradients(memory), layout.buffers(memory), clocks_agree=True)
 
     def now(self) -> float:
         """Seconds since the fabric was made."""
@@ -101,7 +104,7 @@ class LocalServer(ServerEnd):
         self._grants[worker].append(record.copy())
 
 
-class LocalWorker(WorkerEnd):
+class LocalWorker(RingReader):
     """A worker's end of a ``LocalFabric``."""
 
     def __init__(
@@ -142,10 +145,14 @@ class LocalWorker(WorkerEnd):
         self._is_open = False
         self._memory = None
 
-    def _put(self, gradient: np.ndarray) -> None:
-        slot = self._vector(self._layout.gradient_offset(self.worker))
-        for start, stop in chunks(self.numel, self._max_elements):
-            slot[start:stop] = gradient[start:stop]
+    def _put(self, gradient: np.ndarray | None, buffers: np.ndarray | None) -> None:
+        assert self._memory is not None
+        if gradient is not None:
+            slot = self._vector(self._layout.gradient_offset(self.worker))
+            for start, stop in chunks(self.numel, self._max_elements):
+                slot[start:stop] = gradient[start:stop]
+        if buffers is not None:
+            self._layout.buffers(self._memory)[self.worker][:] = buffers
 
     def _next_grant(self, record: np.ndarray) -> bool:
         if not self._grants:

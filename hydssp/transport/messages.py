@@ -6,40 +6,11 @@ worker, one per release and one to say stop. No pickling: each is one record of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
-
-CLOCK_DTYPE = np.dtype(
-    [
-        ("iteration", "i8"),
-        ("version", "i8"),
-        ("samples", "i8"),
-        ("correct", "i8"),
-        ("pull_retries", "i8"),
-        ("is_finite", "i8"),
-        ("loss", "f8"),
-        ("granted_at", "f8"),
-        ("pushed_at", "f8"),
-        ("data_s", "f8"),
-        ("pull_s", "f8"),
-        ("compute_s", "f8"),
-        ("push_s", "f8"),
-        ("grant_sent_at", "f8"),
-    ]
-)
-GRANT_DTYPE = np.dtype(
-    [
-        ("iteration", "i8"),
-        ("version", "i8"),
-        ("epoch", "i8"),
-        ("start", "i8"),
-        ("count", "i8"),
-        ("stop", "i8"),
-        ("sent_at", "f8"),
-    ]
-)
 
 
 @dataclass(frozen=True)
@@ -66,6 +37,14 @@ class Clock:
     """Forward and backward, with the straggler's padding."""
     push_s: float = 0.0
     """How long the put took. The transport measures it: what the caller gives is not sent."""
+    cpu_s: float = 0.0
+    """Processor time that the worker's process has used so far."""
+    memory_bytes: int = 0
+    """Its resident memory at present."""
+    device_bytes: int = 0
+    """Memory that its tensors hold on the GPU; 0 without one."""
+    stop_code: int = 0
+    """Exit code that a signal to this worker asks for; 0: none came."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +73,11 @@ class Grant:
     """Batch range ``[start, start+count)`` of the epoch's order; count 0: push an empty gradient."""
     stop: bool = False
     """No further iteration: leave the loop and close the transport."""
+    next_epoch: int = 0
+    next_start: int = 0
+    next_count: int = 0
+    """The range that this worker will most likely get next, to be loaded ahead; count 0: not known. Only the grant
+    itself binds."""
 
 
 class Stamps(NamedTuple):
@@ -107,74 +91,43 @@ class Stamps(NamedTuple):
     """When the server sent the grant, on the server's clock: echoed."""
 
 
+_KINDS = {"int": "i8", "bool": "i8", "float": "f8"}
+_CLOCK_FIELDS = [field.name for field in fields(Clock)]
+_GRANT_FIELDS = [field.name for field in fields(Grant)]
+_clock_values, _grant_values = attrgetter(*_CLOCK_FIELDS), attrgetter(*_GRANT_FIELDS)
+
+CLOCK_DTYPE = np.dtype(
+    [(f.name, _KINDS[str(f.type)]) for f in fields(Clock)] + [(name, "f8") for name in Stamps._fields]
+)
+"""A clock message: the fields of ``Clock``, then those of ``Stamps``."""
+GRANT_DTYPE = np.dtype([(f.name, _KINDS[str(f.type)]) for f in fields(Grant)] + [("sent_at", "f8")])
+"""A grant: the fields of ``Grant``, then when the server sent it."""
+
+_PUSH_S, _IS_FINITE = _CLOCK_FIELDS.index("push_s"), _CLOCK_FIELDS.index("is_finite")
+_STOP = _GRANT_FIELDS.index("stop")
+
+
 def write_clock(record: np.ndarray, clock: Clock, stamps: Stamps, push_s: float) -> None:
     """Write a clock message into ``record``, shape (1,), ``CLOCK_DTYPE``; ``push_s`` replaces the clock's."""
-    record[0] = (
-        clock.iteration,
-        clock.version,
-        clock.samples,
-        clock.correct,
-        clock.pull_retries,
-        clock.is_finite,
-        clock.loss,
-        stamps.granted_at,
-        stamps.pushed_at,
-        clock.data_s,
-        clock.pull_s,
-        clock.compute_s,
-        push_s,
-        stamps.grant_sent_at,
-    )
+    values = list(_clock_values(clock))
+    values[_PUSH_S] = push_s
+    record[0] = (*values, *stamps)
 
 
 def read_clock(record: np.ndarray) -> tuple[Clock, Stamps]:
     """Inverse of ``write_clock``; keeps no reference to ``record``."""
-    (
-        iteration,
-        version,
-        samples,
-        correct,
-        pull_retries,
-        is_finite,
-        loss,
-        granted_at,
-        pushed_at,
-        data_s,
-        pull_s,
-        compute_s,
-        push_s,
-        grant_sent_at,
-    ) = record[0].item()
-    clock = Clock(
-        iteration=iteration,
-        version=version,
-        samples=samples,
-        correct=correct,
-        loss=loss,
-        is_finite=bool(is_finite),
-        pull_retries=pull_retries,
-        data_s=data_s,
-        pull_s=pull_s,
-        compute_s=compute_s,
-        push_s=push_s,
-    )
-    return clock, Stamps(granted_at, pushed_at, grant_sent_at)
+    values = list(record[0].item())
+    values[_IS_FINITE] = bool(values[_IS_FINITE])
+    return Clock(*values[: len(_CLOCK_FIELDS)]), Stamps(*values[len(_CLOCK_FIELDS) :])
 
 
 def write_grant(record: np.ndarray, grant: Grant, sent_at: float) -> None:
     """Write a grant, sent at server time ``sent_at``, into ``record``, shape (1,), ``GRANT_DTYPE``."""
-    record[0] = (
-        grant.iteration,
-        grant.version,
-        grant.epoch,
-        grant.start,
-        grant.count,
-        grant.stop,
-        sent_at,
-    )
+    record[0] = (*_grant_values(grant), sent_at)
 
 
 def read_grant(record: np.ndarray) -> tuple[Grant, float]:
     """Inverse of ``write_grant``: the grant and when it was sent."""
-    iteration, version, epoch, start, count, stop, sent_at = record[0].item()
-    return Grant(iteration, version, epoch, start, count, bool(stop)), sent_at
+    *values, sent_at = record[0].item()
+    values[_STOP] = bool(values[_STOP])
+    return Grant(*values), sent_at

@@ -14,11 +14,13 @@ from hydssp.transport.messages import Clock, Grant, Pushed
 
 
 class ServerTransport(Protocol):
-    """Rank 0's end: a ring of published versions, one gradient slot per worker, clock messages, grants."""
+    """Rank 0's end: a ring of published versions, slots for each worker's push, clock messages, grants."""
 
     num_workers: int
     numel: int
     """Elements of the weight vector and of each gradient slot."""
+    num_buffers: int
+    """Elements of each buffers slot: running statistics and counters of the model; 0 if it has none."""
 
     def now(self) -> float:
         """Seconds since the transport was opened, monotonic: the server's clock."""
@@ -48,10 +50,17 @@ class ServerTransport(Protocol):
         The content is that of the worker's latest push and stays until the worker is granted again.
         """
 
+    def buffers(self, worker: int) -> np.ndarray:
+        """The buffers slot of ``worker``: 1-D float64 view, ``num_buffers`` elements.
+
+        The content is that of the worker's latest push that had buffers, zeros before the first, and stays
+        until the worker is granted again.
+        """
+
     def receive(self) -> list[Pushed]:
         """All clock messages that have arrived, at most one per worker; never blocks; makes progress.
 
-        After it returns, the gradients of these pushes may be read. Message order is worker order.
+        After it returns, gradients and buffers of these pushes may be read. Message order is worker order.
         """
 
     def grant(self, worker: int, grant: Grant) -> None:
@@ -69,6 +78,7 @@ class WorkerTransport(Protocol):
 
     worker: int
     numel: int
+    num_buffers: int
 
     def now(self) -> float:
         """Seconds on this worker's clock, monotonic."""
@@ -88,12 +98,15 @@ class WorkerTransport(Protocol):
             The version really read, and how often the read had to begin again.
         """
 
-    def push(self, gradient: np.ndarray | None, clock: Clock) -> None:
-        """Put ``gradient`` into this worker's slot, complete it, then send ``clock``.
+    def push(self, gradient: np.ndarray | None, clock: Clock, buffers: np.ndarray | None = None) -> None:
+        """Put ``gradient`` and ``buffers`` into this worker's slots, complete them, then send ``clock``.
 
         Args:
             gradient: 1-D contiguous array of ``numel`` elements; None for an empty push. Reusable on return.
             clock: Echoes the latest grant's iteration.
+            buffers: 1-D contiguous float64 array of ``num_buffers`` elements; None leaves the slot as it was.
+                A push with a gradient needs them, unless there are none (``num_buffers`` 0). Reusable on
+                return.
 
         Raises:
             RuntimeError: When called without a grant.

@@ -41,6 +41,8 @@ MAX_CHUNK_BYTES = 1 << 30
 MAX_RETRIES = 1000
 """A pull that began again this often will not succeed: the ring is too small for this network."""
 DTYPES = ("float32", "float64")
+BUFFERS_DTYPE = np.dtype("float64")
+"""Buffers travel in it whatever their own type: exact for float32 and for integers below 2**53."""
 
 
 def _aligned(size_bytes: int) -> int:
@@ -49,9 +51,9 @@ def _aligned(size_bytes: int) -> int:
 
 @dataclass(frozen=True)
 class WindowLayout:
-    """Byte offsets of the server's memory: tags | latest | ring of weights | one gradient slot per worker.
+    """Byte offsets of the server's memory: tags | latest | ring of weights | gradients | buffers.
 
-    Every part begins at a multiple of 64 bytes.
+    One gradient slot and one buffers slot per worker. Every part begins at a multiple of 64 bytes.
     """
 
     num_workers: int
@@ -61,6 +63,8 @@ class WindowLayout:
     """float32 or float64."""
     slots: int = DEFAULT_SLOTS
     """Versions that the ring holds, at least 3."""
+    num_buffers: int = 0
+    """Elements of each buffers slot, float64; 0 for a model without."""
 
     def __post_init__(self) -> None:
         """Check the values.
@@ -83,6 +87,8 @@ class WindowLayout:
                 f"dtype={self.dtype.name}: allowed are {', '.join(DTYPES)}. "
                 "Convert the model's parameters to one of them."
             )
+        if self.num_buffers < 0:
+            raise UserError(f"num_buffers={self.num_buffers}: allowed are 0 and more.")
         if self.slots < MIN_SLOTS:
             raise UserError(
                 f"transport.slots={self.slots}: allowed are {MIN_SLOTS} and more, so that a reader has "
@@ -103,7 +109,7 @@ class WindowLayout:
     @property
     def total_bytes(self) -> int:
         """Size of the whole window."""
-        return self.gradient_offset(self.num_workers)
+        return self.buffers_offset(self.num_workers)
 
     def tag_offset(self, slot: int) -> int:
         """The version number in ``slot``, one int64."""
@@ -117,9 +123,23 @@ class WindowLayout:
         """The gradient slot of ``worker``."""
         return self.weights_offset(self.slots) + worker * self.vector_bytes
 
+    def buffers_offset(self, worker: int) -> int:
+        """The buffers slot of ``worker``."""
+        return self.gradient_offset(self.num_workers) + worker * _aligned(self.num_buffers * WORD_BYTES)
+
     def vector(self, memory: np.ndarray, offset: int) -> np.ndarray:
         """View of ``numel`` elements at byte ``offset`` of ``memory`` (1-D uint8)."""
         return memory[offset : offset + self.numel * self.dtype.itemsize].view(self.dtype)
+
+    def gradients(self, memory: np.ndarray) -> list[np.ndarray]:
+        """Views of all gradient slots in ``memory`` (1-D uint8)."""
+        return [self.vector(memory, self.gradient_offset(worker)) for worker in range(self.num_workers)]
+
+    def buffers(self, memory: np.ndarray) -> list[np.ndarray]:
+        """Views of all buffers slots in ``memory`` (1-D uint8): ``num_buffers`` float64 each."""
+        offsets = [self.buffers_offset(worker) for worker in range(self.num_workers)]
+        size_bytes = self.num_buffers * WORD_BYTES
+        return [memory[offset : offset + size_bytes].view(BUFFERS_DTYPE) for offset in offsets]
 
     def words(self, memory: np.ndarray, offset: int, count: int) -> np.ndarray:
         """View of ``count`` int64 at byte ``offset`` of ``memory`` (1-D uint8)."""
@@ -127,14 +147,18 @@ class WindowLayout:
 
 
 def window_bytes(
-    num_workers: int, numel: int, dtype: np.dtype | type | str, slots: int = DEFAULT_SLOTS
+    num_workers: int,
+    numel: int,
+    dtype: np.dtype | type | str,
+    slots: int = DEFAULT_SLOTS,
+    num_buffers: int = 0,
 ) -> int:
     """Bytes that rank 0 allocates: what must be free in its node's shared memory.
 
     Raises:
         UserError: As ``WindowLayout``.
     """
-    return WindowLayout(num_workers, numel, np.dtype(dtype), slots).total_bytes
+    return WindowLayout(num_workers, numel, np.dtype(dtype), slots, num_buffers).total_bytes
 
 
 def chunks(numel: int, max_elements: int) -> Iterator[tuple[int, int]]:
@@ -158,45 +182,24 @@ class RingWriter:
         self._latest = layout.words(memory, layout.latest_offset, 1)
         self._weights = [layout.vector(memory, layout.weights_offset(slot)) for slot in range(layout.slots)]
         self._sync = sync
-        self._open_version: int | None = None
-        self.latest = NOT_PUBLISHED
         self._tags[:] = NOT_PUBLISHED
         self._latest[0] = NOT_PUBLISHED
         sync()
 
     def begin(self, version: int) -> np.ndarray:
-        """Invalidate the slot of ``version`` and hand it out for writing.
-
-        Raises:
-            RuntimeError: When ``version`` is not the next one, or another is still open.
-        """
-        if self._open_version is not None:
-            raise RuntimeError(
-                f"begin_publish({version}) while version {self._open_version} is still being written"
-            )
-        if version != self.latest + 1:
-            raise RuntimeError(f"begin_publish({version}): the next version is {self.latest + 1}")
-        self._open_version = version
+        """Invalidate the slot of ``version``, the one after the newest, and hand it out for writing."""
         slot = version % len(self._weights)
         self._tags[slot] = NOT_PUBLISHED
         self._sync()  # no reader may see a new byte of data under the old tag
         return self._weights[slot]
 
-    def end(self) -> None:
-        """Publish the version that ``begin`` opened.
-
-        Raises:
-            RuntimeError: When none is open.
-        """
-        if self._open_version is None:
-            raise RuntimeError("end_publish without begin_publish")
-        version, self._open_version = self._open_version, None
+    def end(self, version: int) -> None:
+        """Publish ``version``, which ``begin`` opened."""
         self._sync()  # the data are complete before the tag says so
         self._tags[version % len(self._weights)] = version
         self._sync()  # and the tag before latest sends readers to it
         self._latest[0] = version
         self._sync()
-        self.latest = version
 
 
 class RingSource(Protocol):

@@ -25,6 +25,8 @@ MAX_STEPS = 300_000
 
 
 class LocalStage:
+    can_overtake = True
+
     def __init__(self) -> None:
         self.words: set[str] = set()
 
@@ -38,7 +40,13 @@ class LocalStage:
 def run_local(case: Case, num_workers: int, seed: int) -> None:
     now = 1000.0
     fabric = LocalFabric(
-        num_workers, case.numel, case.dtype, case.slots, clock=lambda: now, chunk_bytes=case.chunk_bytes
+        num_workers,
+        case.numel,
+        case.dtype,
+        case.slots,
+        clock=lambda: now,
+        chunk_bytes=case.chunk_bytes,
+        num_buffers=case.num_buffers,
     )
     stage = LocalStage()
     ends = [fabric.server, *fabric.workers]
@@ -116,6 +124,7 @@ def test_ring_too_small_for_the_reader_is_an_error() -> None:
         ({"numel": 0}, "numel=0"),
         ({"dtype": np.float16}, "dtype=float16"),
         ({"slots": 2}, "transport.slots=2"),
+        ({"num_buffers": -1}, "num_buffers=-1"),
     ],
 )
 def test_bad_arguments_are_named(arguments: dict, named: str) -> None:

@@ -21,7 +21,10 @@ Script = Generator[None, None, Any]
 
 
 class Stage(Protocol):
-    """Words from script to script."""
+    """Words from script to script, and what the driver knows of its transport."""
+
+    can_overtake: bool
+    """A pull begins again when the ring goes round under it; False where it gets a version to itself."""
 
     def tell(self, word: str) -> None:
         """Say ``word`` to all."""
@@ -37,8 +40,11 @@ class Case:
     dtype = "float32"
     slots = 4
     chunk_bytes = 1 << 30
+    num_buffers = 0
     pause_s = 100e-6
     """Real ranks pause for this long where a script yields."""
+    limit_s = 30.0
+    """A script that takes longer has failed; below the test's time-out, so that it can be told on which rank."""
 
     def __repr__(self) -> str:
         options = ",".join(f"{key}={value}" for key, value in sorted(vars(self).items()))
@@ -117,6 +123,7 @@ def calls_that_survive_close(end: ServerTransport | WorkerTransport) -> list[str
             "begin_publish": (0,),
             "end_publish": (),
             "gradient": (0,),
+            "buffers": (0,),
             "receive": (),
             "grant": (0, Grant(0, 0)),
         }
@@ -195,16 +202,20 @@ class WholeVersionsUnderOverwriting(Case):
             reads.append(read_result(out, version, retries))
         end.push(None, Clock(0, version, samples=0))
         assert (yield from wait_for_grant(end)).stop
-        return reads
+        return reads, stage.can_overtake
 
     def check(self, server, workers):
-        for reads in workers:
+        for reads, _ in workers:
             assert_whole(reads)
             versions = [read.version for read in reads]
             assert versions == sorted(versions)
             assert versions[-1] == self.num_versions - 1
-        if self.is_slow:
-            assert sum(read.retries for reads in workers for read in reads) > 0
+            assert len(reads) > 1
+        num_retries = sum(read.retries for reads, _ in workers for read in reads)
+        if not workers[0][1]:
+            assert num_retries == 0
+        elif self.is_slow:
+            assert num_retries > 0
 
 
 class Overwritten(Case):
@@ -253,12 +264,14 @@ class Overwritten(Case):
         stage.tell("read")
         end.push(None, Clock(0, version, samples=0, pull_retries=retries))
         assert (yield from wait_for_grant(end)).stop
-        return read_result(out, version, retries)
+        return read_result(out, version, retries), stage.can_overtake
 
     def check(self, server, workers):
-        expected = self.slots if self.is_complete else self.slots - 1
-        assert workers[0] == Read(expected, 1, [float(expected)])
-        assert (server.clock.version, server.clock.pull_retries) == (expected, 1)
+        read, can_overtake = workers[0]
+        newest = self.slots if self.is_complete else self.slots - 1
+        version, retries = (newest, 1) if can_overtake else (0, 0)
+        assert read == Read(version, retries, [float(version)])
+        assert (server.clock.version, server.clock.pull_retries) == (version, retries)
 
 
 class PullBeforePublish(Case):
@@ -269,6 +282,8 @@ class PullBeforePublish(Case):
         for worker in range(end.num_workers):
             yield from wait_for_word(end, stage, f"tried {worker}")
         publish(end, 0)
+        grant_all(end, Grant(0, version=0))
+        yield from collect(end, end.num_workers)
         stop_all(end)
         return early
 
@@ -277,8 +292,10 @@ class PullBeforePublish(Case):
         refused = is_refused(RuntimeError, end.pull, out, 0)
         stage.tell(f"tried {end.worker}")
         grant = yield from wait_for_grant(end)
-        assert grant.stop
-        return refused, end.pull(out, 0)
+        read = end.pull(out, grant.version)
+        end.push(None, Clock(0, grant.version, samples=0))
+        assert (yield from wait_for_grant(end)).stop
+        return refused, read
 
     def check(self, server, workers):
         assert server, "granted a version that was not published"
@@ -418,6 +435,97 @@ class EmptyPush(Case):
             [0] * len(workers),
         ]
         assert values == [[[2.5]] * len(workers)] * 2
+
+
+class Buffers(Case):
+    """Buffers arrive exactly with their push, stay until the next grant, and None leaves them as they were."""
+
+    num_iterations = 4
+
+    def __init__(self, num_buffers: int, chunk_bytes: int) -> None:
+        self.num_buffers = num_buffers
+        self.chunk_bytes = chunk_bytes
+
+    def pattern(self, worker: int, iteration: int) -> np.ndarray:
+        """Any float32 number and the largest counters must come through unchanged."""
+        values = np.random.default_rng([worker, iteration]).standard_normal(self.num_buffers)
+        values = values.astype(np.float32).astype(np.float64)
+        values[:2] = 2**53 - 1 - worker, 1 + np.finfo(np.float32).eps
+        return values
+
+    def server(self, end, stage):
+        publish(end, 0)
+        at_first = [end.buffers(worker).tolist() for worker in range(end.num_workers)]
+        are_right = []
+        for iteration in range(self.num_iterations):
+            is_empty = iteration == self.num_iterations - 1
+            grant_all(end, Grant(iteration, version=0, count=1 - is_empty))
+            for push in (yield from collect(end, end.num_workers)):
+                buffers = end.buffers(push.worker)
+                expected = self.pattern(push.worker, iteration - is_empty)
+                is_whole = np.unique(end.gradient(push.worker)).tolist() == [iteration - is_empty]
+                are_right.append(
+                    buffers.dtype == np.float64 and np.array_equal(buffers, expected) and is_whole
+                )
+        stop_all(end)
+        return at_first, are_right
+
+    def worker(self, end, stage):
+        assert end.num_buffers == self.num_buffers
+        gradient = np.empty(self.numel, self.dtype)
+        buffers = np.empty(self.num_buffers)
+        refused = []
+
+        def refuses(gradient, buffers):
+            return is_refused(ValueError, end.push, gradient, Clock(grant.iteration, 0, samples=1), buffers)
+
+        while not (grant := (yield from wait_for_grant(end))).stop:
+            if not grant.count:
+                end.push(None, Clock(grant.iteration, 0, samples=0))
+                continue
+            gradient[:] = grant.iteration
+            buffers[:] = self.pattern(end.worker, grant.iteration)
+            refused += [
+                refuses(gradient, None),
+                refuses(gradient, buffers[1:]),
+                refuses(gradient, buffers.astype(np.float32)),
+                refuses(gradient, np.zeros(2 * self.num_buffers)[::2]),
+            ]
+            end.push(gradient, Clock(grant.iteration, 0, samples=1), buffers)
+            gradient[:] = np.nan
+            buffers[:] = np.nan  # reusable on return
+        return refused
+
+    def check(self, server, workers):
+        at_first, are_right = server
+        assert at_first == [[0.0] * self.num_buffers] * len(workers)
+        assert are_right == [True] * self.num_iterations * len(workers)
+        for refused in workers:
+            assert refused == [True] * len(refused)
+
+
+class NoBuffers(Case):
+    """A model without buffers needs none; a vector of none is as good as None, one of some is refused."""
+
+    def server(self, end, stage):
+        publish(end, 0)
+        grant_all(end, Grant(0, version=0, count=1))
+        yield from collect(end, end.num_workers)
+        sizes = [end.num_buffers, *(end.buffers(worker).size for worker in range(end.num_workers))]
+        stop_all(end)
+        return sizes
+
+    def worker(self, end, stage):
+        yield from wait_for_grant(end)
+        gradient, clock = np.zeros(self.numel, self.dtype), Clock(0, 0, samples=1)
+        refused = is_refused(ValueError, end.push, gradient, clock, np.zeros(1))
+        end.push(gradient, clock, np.zeros(0))
+        assert (yield from wait_for_grant(end)).stop
+        return refused
+
+    def check(self, server, workers):
+        assert server == [0] * (1 + len(workers))
+        assert workers == [True] * len(workers)
 
 
 class Refusals(Case):
@@ -653,6 +761,9 @@ CASES: list[Case] = [
     GrantWakesOne(),
     Stop(),
     EmptyPush(),
+    Buffers(num_buffers=7, chunk_bytes=1 << 30),
+    Buffers(num_buffers=1000, chunk_bytes=64),
+    NoBuffers(),
     Refusals(),
     Times(),
     WorkerOrder(),

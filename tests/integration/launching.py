@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -47,12 +49,42 @@ def mpirun() -> tuple[str, ...]:
     return (program, "--oversubscribe") if "Open MPI" in version or "prte" in version.lower() else (program,)
 
 
-def _environment() -> dict[str, str]:
-    environment = dict(os.environ)
-    environment.update(OMP_NUM_THREADS="1", OMPI_MCA_osc="^ucx", PYTHONPATH=str(HERE))
+def environment() -> dict[str, str]:
+    """This process's variables, and those that a small machine needs."""
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "OMPI_MCA_osc": "^ucx", "PYTHONPATH": str(HERE)}
     if os.geteuid() == 0:
-        environment.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
-    return environment
+        variables.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
+    return variables
+
+
+@contextlib.contextmanager
+def started(*overrides: str, ranks: int = 0, folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """Start ``python -m hydssp.train`` in a process group of its own, which does not survive the block.
+
+    Args:
+        *overrides: Hydra overrides and flags.
+        ranks: Started by mpirun on so many ranks; 0: without a launcher.
+        folder: The run folder, beside which the program runs.
+    """
+    launcher = [*mpirun(), "-np", str(ranks)] if ranks else []
+    command = [*launcher, sys.executable, "-m", "hydssp.train", *overrides]
+    if not any(o.startswith("-") for o in overrides):
+        command.append(f"run_dir={folder}")
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+        cwd=folder.parent,
+        start_new_session=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def train(*overrides: str, ranks: int = 0, folder: Path, timeout_s: float = 120) -> Result:
@@ -64,25 +96,12 @@ def train(*overrides: str, ranks: int = 0, folder: Path, timeout_s: float = 120)
         folder: The run folder.
         timeout_s: After it the whole process group is killed and the test fails.
     """
-    launcher = [*mpirun(), "-np", str(ranks)] if ranks else []
-    command = [*launcher, sys.executable, "-m", "hydssp.train", *overrides]
-    if not any(o.startswith("-") for o in overrides):
-        command.append(f"run_dir={folder}")
     begun = time.monotonic()
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=_environment(),
-        cwd=folder.parent,
-        start_new_session=True,
-    )
-    try:
-        out, err = process.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        out, err = process.communicate()
-        raise AssertionError(f"{command} did not end in {timeout_s} s\n{out}\n{err}") from None
+    with started(*overrides, ranks=ranks, folder=folder) as process:
+        try:
+            out, err = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            out, err = process.communicate()
+            raise AssertionError(f"{process.args} did not end in {timeout_s} s\n{out}\n{err}") from None
     return Result(process.returncode, out, err, time.monotonic() - begun, folder)

@@ -58,7 +58,7 @@ def test_presets_are_those_of_the_code(override, expected):
         (["eval.targets=[0.9,2]"], "eval.targets"),
         (["eval.every_epochs=0"], "eval.every_epochs"),
         (["transport.slots=2"], "transport.slots=2.*at least 3"),
-        (["transport.name=carrier_pigeon"], "transport.name=carrier_pigeon.*rma, local"),
+        (["transport.name=carrier_pigeon"], "transport.name=carrier_pigeon.*rma, two_sided, local"),
         (["epochs=null"], "epochs, max_updates.*never end"),
         (["max_updates=0"], "max_updates=0"),
         (["max_time_s=-1"], "max_time_s=-1"),

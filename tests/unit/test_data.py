@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import random
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 import hydssp.data.fashion as fashion
-from hydssp.data import ArrayDataset, EpochOrder, Splits, digits, fashion_mnist
-from hydssp.data.batches import Batches
+from hydssp.data import (
+    ArrayDataset,
+    Augment,
+    EpochOrder,
+    Splits,
+    check_splits,
+    digits,
+    fashion_mnist,
+    synthetic,
+)
+from hydssp.data.batches import Batches, DatasetBatches, make_batches
 from hydssp.data.idx import read_idx
 from hydssp.errors import UserError
 
@@ -102,6 +113,26 @@ def test_splits_must_agree(changes: dict) -> None:
         Splits(make_dataset(), make_dataset(**changes))
 
 
+@pytest.mark.parametrize(
+    ("splits", "message"),
+    [
+        (SimpleNamespace(train=[1]), "without test"),
+        ([1, 2], "a list without train"),
+        (SimpleNamespace(train=[1], test=iter([1])), "without __len__ and __getitem__"),
+        (SimpleNamespace(train=[1], test={1, 2}), "test is a set without __getitem__"),
+        (SimpleNamespace(train=[], test=[1]), "train is empty"),
+    ],
+)
+def test_splits_of_the_users_must_be_map_style(splits: object, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        check_splits(splits)
+
+
+def test_splits_may_be_anything_with_numbered_samples() -> None:
+    check_splits(digits())
+    check_splits(SimpleNamespace(train=[1, 2], test=make_dataset()))
+
+
 # --- batches ---
 
 
@@ -144,6 +175,194 @@ def test_batch_may_be_empty_but_not_outside() -> None:
     assert y_B.shape == (0,)
     with pytest.raises(IndexError):
         batches.batch(np.array([6]))
+
+
+# --- data sets of the user's ---
+
+
+class Noisy(torch.utils.data.Dataset):
+    """Draws from all three global generators, as transforms do."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        noise = torch.rand(1).item() + 10 * random.random() + 100 * np.random.rand()  # noqa: NPY002
+        return torch.tensor([float(index), noise]), index % 3
+
+
+def test_dataset_batch_is_collated_in_the_asked_order() -> None:
+    inputs, targets = make_batches(Noisy(), torch.float64).batch(np.array([4, 0, 8]))
+    assert inputs.dtype == torch.float64
+    assert inputs[:, 0].tolist() == [4, 0, 8]
+    assert targets.dtype == torch.int64
+    assert targets.tolist() == [1, 0, 2]
+
+
+def test_dataset_converts_numbers_with_a_point_only() -> None:
+    tokens_and_value = [(torch.tensor([3, 4]), torch.tensor([0.5]))] * 2
+    inputs, targets = DatasetBatches(tokens_and_value, torch.float64).batch(np.arange(2))
+    assert (inputs.dtype, targets.dtype) == (torch.int64, torch.float64)
+    assert targets.tolist() == [[0.5], [0.5]]
+
+
+def test_random_transforms_depend_on_seed_epoch_and_sample_alone() -> None:
+    def noise(indices: list[int], epoch: int = 0, seed: int = 0) -> list[float]:
+        return (
+            DatasetBatches(Noisy(), torch.float64, seed=seed)
+            .batch(np.array(indices), epoch)[0][:, 1]
+            .tolist()
+        )
+
+    assert noise([2, 7]) == noise([2]) + noise([7])
+    assert len({*noise([1, 2]), *noise([1], epoch=1), *noise([1], seed=1)}) == 4
+
+
+def test_random_transforms_leave_the_global_generators_alone() -> None:
+    def draw() -> tuple[float, float, float]:
+        return random.random(), float(np.random.rand()), torch.rand(1).item()  # noqa: NPY002
+
+    random.seed(1)
+    np.random.seed(1)  # noqa: NPY002
+    torch.manual_seed(1)
+    expected = draw()
+    random.seed(1)
+    np.random.seed(1)  # noqa: NPY002
+    torch.manual_seed(1)
+    DatasetBatches(Noisy()).batch(np.arange(10))
+    assert draw() == expected
+
+
+def test_dataset_items_must_be_pairs() -> None:
+    with pytest.raises(UserError, match=r"sample 1 of list is a int; needed is a pair"):
+        DatasetBatches([(torch.zeros(1), 0), 7]).batch(np.arange(2))
+
+
+# --- augmentation ---
+
+
+def test_augmentation_shifts_and_mirrors_by_what_it_says() -> None:
+    """Each result is one of the windows of the padded image, mirrored or not, and all of them occur."""
+    rng = np.random.default_rng(0)
+    image = rng.integers(1, 256, (2, 5, 6), dtype=np.uint8)
+    count = 2000
+    images = np.broadcast_to(image, (count, *image.shape)).copy()
+    padded = np.pad(image, ((0, 0), (2, 2), (2, 2)))
+    windows = {
+        np.ascontiguousarray(padded[:, y : y + 5, x : x + 6][..., ::step]).tobytes(): (y, x, step)
+        for y in range(5)
+        for x in range(5)
+        for step in (1, -1)
+    }
+    assert len(windows) == 50
+    result = Augment(pad=2, flip=True, seed=7).apply(images, np.arange(count), epoch=3)
+    assert (result.dtype, result.shape) == (np.uint8, images.shape)
+    seen = [windows[one.tobytes()] for one in result]
+    frequencies = np.unique(np.array(seen), axis=0, return_counts=True)[1]
+    assert len(frequencies) == 50
+    assert frequencies.min() > count / 50 / 2.5
+    assert frequencies.max() < count / 50 * 2
+    np.testing.assert_array_equal(images[-1], image)
+
+
+def test_augmentation_of_a_sample_depends_on_seed_and_epoch_not_on_the_batch() -> None:
+    images = digits().train.images[:100]
+    numbers = np.arange(100) + 40
+    augment = Augment(pad=2, flip=True)
+    whole = augment.apply(images, numbers, 0)
+    np.testing.assert_array_equal(augment.apply(images[30:35], numbers[30:35], 0), whole[30:35])
+    np.testing.assert_array_equal(augment.apply(images[::-1], numbers[::-1], 0), whole[::-1])
+    for other in (augment.apply(images, numbers, 1), Augment(2, True, seed=1).apply(images, numbers, 0)):
+        assert (other != whole).any(axis=(1, 2, 3)).mean() > 0.8
+
+
+def test_augmentation_is_pinned() -> None:
+    """Another choice changes every training trajectory with augmentation."""
+    images = np.arange(1, 10, dtype=np.uint8).reshape(1, 1, 3, 3).repeat(2, axis=0)
+    result = Augment(pad=1, flip=True, seed=0).apply(images, np.array([3, 2]), epoch=1)
+    assert result[0, 0].tolist() == [[0, 4, 5], [0, 7, 8], [0, 0, 0]]
+    assert result[1, 0].tolist() == [[2, 1, 0], [5, 4, 0], [8, 7, 0]]
+
+
+def test_augmentation_may_do_nothing() -> None:
+    images = digits().train.images[:4]
+    np.testing.assert_array_equal(Augment().apply(images, np.arange(4), 0), images)
+    assert Augment(2, True).apply(images[:0], np.arange(0), 0).shape == (0, 1, 8, 8)
+
+
+def test_batches_are_augmented_by_sample_and_epoch() -> None:
+    train = digits().train
+    indices = np.array([900, 3])
+    augment = Augment(pad=1, flip=True)
+    x_BCHW, y_B = Batches(train, torch.float64, augment=augment).batch(indices, epoch=2)  # noqa: N806
+    pixels = augment.apply(train.images[indices], indices, 2)
+    np.testing.assert_allclose(x_BCHW.numpy(), (pixels / 16 - train.mean[0]) / train.std[0], atol=1e-14)
+    assert y_B.tolist() == train.labels[indices].tolist()
+
+
+@pytest.mark.parametrize(
+    ("node", "message"),
+    [
+        ({"pad": -1}, r"data\.augment\.pad is -1"),
+        ({"pad": 1.5}, r"data\.augment\.pad is 1\.5"),
+        ({"flip": 1}, r"data\.augment\.flip is 1"),
+        ({"crop": 4}, r"data\.augment is .*pad \(pixels\) and flip"),
+        (True, r"data\.augment is True"),
+    ],
+)
+def test_augmentation_refuses_what_it_does_not_know(node: object, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Augment.from_config(node, seed=0)  # type: ignore[arg-type]
+
+
+def test_augmentation_from_a_configuration() -> None:
+    assert Augment.from_config(None, seed=3) is None
+    assert Augment.from_config({"pad": 4, "flip": True}, seed=3) == Augment(4, True, 3)
+    with pytest.raises(UserError, match=r"data\.augment: works on hydssp\.data\.ArrayDataset only"):
+        make_batches(Noisy(), augment=Augment())
+
+
+# --- synthetic ---
+
+
+def test_synthetic_is_decided_by_its_seed() -> None:
+    one, same, other = (synthetic((2, 5, 7), 3, 30, 12, seed=seed) for seed in (4, 4, 5))
+    assert (len(one.train), len(one.test), one.train.shape) == (30, 12, (2, 5, 7))
+    np.testing.assert_array_equal(one.train.images, same.train.images)
+    np.testing.assert_array_equal(one.test.images, same.test.images)
+    assert not np.array_equal(one.train.images, other.train.images)
+    assert np.bincount(one.train.labels).tolist() == [10, 10, 10]
+
+
+@pytest.mark.parametrize(
+    ("separation", "least", "most"), [(8.0, 0.98, 1.0), (2.0, 0.4, 0.9), (0.0, 0.2, 0.3)]
+)
+@pytest.mark.parametrize("shape", [(1, 16, 16), (3, 32, 32)])
+def test_synthetic_is_as_hard_as_it_says_whatever_the_shape(shape, separation, least, most) -> None:
+    splits = synthetic(shape, 4, 4000, 1000, separation=separation)
+    train = splits.train.images.reshape(4000, -1).astype(np.float32)
+    centres = np.stack([train[splits.train.labels == k].mean(axis=0) for k in range(4)])
+    test = splits.test.images.reshape(1000, -1).astype(np.float32)
+    nearest = (-2 * test @ centres.T + (centres**2).sum(axis=1)).argmin(axis=1)
+    assert least <= (nearest == splits.test.labels).mean() <= most
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"shape": [3, 32]}, r"data\.shape is \[3, 32\]"),
+        ({"shape": [3, 0, 1]}, r"data\.shape"),
+        ({"shape": 8}, r"data\.shape is 8"),
+        ({"num_classes": 0}, r"data\.num_classes is 0"),
+        ({"num_samples": 1.5}, r"data\.num_samples is 1\.5"),
+        ({"num_test": True}, r"data\.num_test is True"),
+        ({"seed": -1}, r"data\.seed is -1"),
+        ({"separation": -1}, r"data\.separation is -1"),
+    ],
+)
+def test_synthetic_refuses_bad_arguments(changes: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        synthetic(**changes)
 
 
 # --- digits ---
@@ -406,3 +625,14 @@ def test_data_needs_neither_torch_nor_mpi() -> None:
     loaded = set(result.stdout.split())
     assert "hydssp.data.fashion" in loaded
     assert not loaded & {"torch", "torchvision", "mpi4py", "hydra"}
+
+
+def test_shards_keep_their_samples_and_change_their_order() -> None:
+    order = EpochOrder(11, seed=3, num_shards=2)
+    epochs = [[order.indices(epoch, 0, 5), order.indices(epoch, 5, 6)] for epoch in range(3)]
+    for first, second in epochs:
+        assert sorted(first) == sorted(epochs[0][0])
+        assert sorted(second) == sorted(epochs[0][1])
+        assert sorted([*first, *second]) == list(range(11))
+    assert any((epochs[0][1] != second).any() for _, second in epochs[1:])
+    assert sorted(epochs[0][0]) != list(range(5))  # not the file's first ones

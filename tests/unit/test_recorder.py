@@ -250,6 +250,21 @@ def test_target_time_is_when_the_weights_were_the_newest(folder):
     assert last["loss"] is None
 
 
+PER_WORKER_USAGE = ("memory_bytes", "device_bytes", "cpu_s")
+
+
+def test_a_loss_spike_is_logged_and_names_the_worker(caplog):
+    recorder = Recorder(None, paradigm="asp")
+    recorder.started(0.0, 2)
+    for step in range(60):
+        recorder.push(step, message(0, step, step + 0.5, loss=1.0), step + 0.5, 0, 0, "gradient")
+    recorder.push(60, message(1, 60.0, 61.0, loss=9.0), 61.0, 0, 0, "gradient")
+    assert "spike" not in caplog.text
+    recorder.push(61, message(1, 61.0, 62.0, loss=30.0), 62.0, 0, 0, "gradient")
+    recorder.push(62, message(1, 62.0, 63.0, loss=30.0), 63.0, 0, 0, "gradient")
+    assert caplog.text.count("loss spike: 30 from worker 1") == 1
+
+
 def test_progress_records_cover_the_time_since_the_one_before(folder):
     recorder = Recorder(folder, paradigm="ssp", data_size=100, progress_s=5.0)
     recorder.started(0.0, 3)
@@ -258,7 +273,8 @@ def test_progress_records_cover_the_time_since_the_one_before(folder):
     recorder.update(1.0, 1, [(0, 3, 10)], 0.1, 0.0)
     recorder.tick(4.9)
     recorder.tick(5.0)
-    recorder.push(2, message(0, 1.1, 6.0, loss=2.0, correct=10), 6.0, 2, 1, "gradient")
+    use = {"memory_bytes": 1000, "cpu_s": 0.5}
+    recorder.push(2, message(0, 1.1, 6.0, loss=2.0, correct=10, **use), 6.0, 2, 1, "gradient")
     recorder.push(2, message(1, 0.1, 6.0, samples=30, loss=1.0, correct=0), 6.0, 1, 1, "gradient")
     recorder.update(6.0, 2, [(0, 1, 10), (1, 2, 30)], 0.05, 0.0)
     recorder.hold(hold(0, 6.0), 6.0)
@@ -272,6 +288,9 @@ def test_progress_records_cover_the_time_since_the_one_before(folder):
         4.0,
     )
     assert (first["lead_max"], first["staleness_mean"]) == (5, 3.0)
+    usage = {key: second.pop(key) for key in ("server_memory_bytes", "server_cpu_s", *PER_WORKER_USAGE)}
+    assert usage["server_memory_bytes"] > 1e6
+    assert [usage[key][0] for key in PER_WORKER_USAGE] == [1000, 0, 0.5]  # as the worker last said
     assert second == {
         "kind": "progress",
         "t": 10.0,

@@ -19,6 +19,7 @@ layouts = st.builds(
     numel=st.integers(1, 2**40),
     dtype=st.sampled_from([np.dtype("float32"), np.dtype("float64")]),
     slots=st.integers(3, 40),
+    num_buffers=st.integers(0, 2**20),
 )
 
 
@@ -28,6 +29,7 @@ def test_parts_are_aligned_and_fill_the_window_without_overlap(layout):
     parts = [(layout.tag_offset(0), 8 * layout.slots), (layout.latest_offset, 8)]
     parts += [(layout.weights_offset(slot), vector_bytes) for slot in range(layout.slots)]
     parts += [(layout.gradient_offset(worker), vector_bytes) for worker in range(layout.num_workers)]
+    parts += [(layout.buffers_offset(worker), 8 * layout.num_buffers) for worker in range(layout.num_workers)]
     end = 0
     for offset, size in parts:
         assert offset % ALIGNMENT_BYTES == 0
@@ -40,6 +42,8 @@ def test_sizes_of_a_known_window():
     # 5 tags in one line, latest in one line, 5 + 3 vectors of 100 * 8 bytes in 13 lines each
     assert window_bytes(3, 100, "float64", slots=5) == 64 + 64 + 8 * 13 * 64
     assert window_bytes(1, 11_000_000, np.float32) == 128 + 5 * 44_000_000
+    # and 3 times 9 doubles in 2 lines each
+    assert window_bytes(3, 100, "float64", slots=5, num_buffers=9) == 64 + 64 + 8 * 13 * 64 + 3 * 2 * 64
 
 
 def test_tags_lie_one_after_the_other():
@@ -49,17 +53,18 @@ def test_tags_lie_one_after_the_other():
 
 
 @pytest.mark.parametrize(
-    ("num_workers", "numel", "dtype", "slots", "message"),
+    ("num_workers", "numel", "dtype", "slots", "num_buffers", "message"),
     [
-        (0, 1, "float32", 4, "num_workers=0"),
-        (1, 0, "float32", 4, "numel=0"),
-        (1, 1, "int64", 4, "dtype=int64.*float32, float64"),
-        (1, 1, "float32", 2, "transport.slots=2.*3 and more"),
+        (0, 1, "float32", 4, 0, "num_workers=0"),
+        (1, 0, "float32", 4, 0, "numel=0"),
+        (1, 1, "int64", 4, 0, "dtype=int64.*float32, float64"),
+        (1, 1, "float32", 2, 0, "transport.slots=2.*3 and more"),
+        (1, 1, "float32", 4, -1, "num_buffers=-1.*0 and more"),
     ],
 )
-def test_values_that_are_not_allowed_are_named(num_workers, numel, dtype, slots, message):
+def test_values_that_are_not_allowed_are_named(num_workers, numel, dtype, slots, num_buffers, message):
     with pytest.raises(UserError, match=message):
-        window_bytes(num_workers, numel, dtype, slots)
+        window_bytes(num_workers, numel, dtype, slots, num_buffers)
 
 
 @given(st.integers(1, 10**9), st.integers(1, 10**9))
@@ -89,7 +94,7 @@ def test_writer_orders_its_stores_by_barriers():
     assert seen == [([NOT_PUBLISHED] * 3, NOT_PUBLISHED)]
     for version in range(4):
         writer.begin(version)[:] = version
-        writer.end()
+        writer.end(version)
     # the last lap: invalidate slot 0, data done, tag, latest
     assert seen[-4:] == [([-1, 1, 2], 2), ([-1, 1, 2], 2), ([3, 1, 2], 2), ([3, 1, 2], 3)]
     assert layout.vector(memory, layout.weights_offset(0)).tolist() == [3.0] * 4

@@ -1,0 +1,183 @@
+"""What is trained on what: data, model, loss, optimizer and straggler, built from plain configuration.
+
+One job: build and check them, on every rank and in the evaluation process alike. Torch is imported here, after the
+configuration has been checked. Knows no transport and no role.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from hydssp import config as configuration
+from hydssp.data import EpochOrder, check_splits
+from hydssp.data.augment import Augment
+from hydssp.data.batches import BatchMaker, make_batches
+from hydssp.data.loader import Loader
+from hydssp.errors import UserError
+from hydssp.evaluation import EvaluationTask
+from hydssp.straggler import Straggler
+from hydssp.update.buffers import ModuleBuffers
+from hydssp.update.layout import FlatModule, ParameterLayout
+from hydssp.update.step import MakeOptimizer, check_elementwise
+from hydssp.worker import Loss
+
+CALIBRATION_SAMPLES = 10_000
+"""Training samples that ``buffers=recalibrate`` computes the statistics from, at most."""
+TEST_BATCH_SIZE = 500
+
+
+@dataclass
+class Task:
+    """Everything that ranks build alike.
+
+    Attributes:
+        train: Training data, map-style.
+        test: Test data, map-style.
+        module: The model, initialised from ``seed`` alone.
+        layout: Of its trainable parameters.
+        buffers: Its persistent buffers.
+        loss: Mean loss of a batch.
+        straggler: How slow each worker is made.
+    """
+
+    train: Any
+    test: Any
+    module: torch.nn.Module
+    layout: ParameterLayout
+    buffers: ModuleBuffers
+    loss: Loss
+    straggler: Straggler
+    config: dict[str, Any]
+
+    @property
+    def num_samples(self) -> int:
+        """Training samples of one epoch, without a last batch that is left out."""
+        count, batch_size = len(self.train), int(self.config["batch_size"])
+        if self.config["data"]["drop_last"] and count > batch_size:
+            return count - count % batch_size
+        return count
+
+    def training_batches(self, device: str = "cpu") -> BatchMaker:
+        """Batches of the training data, augmented as configured."""
+        seed = self.config["seed"]
+        augment = Augment.from_config(self.config["data"]["augment"], seed)
+        return make_batches(self.train, self.layout.dtype, device, augment, seed)
+
+    def order(self) -> EpochOrder:
+        """In which order each epoch goes through the training data."""
+        num_shards = self.config["num_workers"] if self.config["data"]["sharding"] == "static" else 1
+        return EpochOrder(self.num_samples, self.config["seed"], num_shards=num_shards)
+
+    def loader(self, device: str) -> Loader:
+        """Where one worker's batches come from."""
+        return Loader(self.training_batches(device), self.order(), self.config["data"]["loader_workers"])
+
+
+def build_task(config: dict[str, Any]) -> Task:
+    """Build data, model, loss and straggler.
+
+    Args:
+        config: Checked; ``num_workers`` is the number of workers of this run.
+
+    Raises:
+        UserError: When one of them cannot be built, or they do not fit together.
+    """
+    torch.manual_seed(config["seed"])
+    np.random.seed(config["seed"] % 2**32)  # noqa: NPY002 - for models and data of the user's that draw from it
+    random.seed(config["seed"])
+    data = config["data"]
+    splits = configuration.build_data(data)
+    check_splits(splits)
+    for key in configuration.DATA_LABELS:
+        said, found = data.get(key), getattr(splits.train, key, None)
+        if said is not None and found is not None and not np.array_equal(said, found):
+            raise UserError(f"data.{key}={data[key]}: the data has {found}; set it to that")
+    module = configuration.build("model", config["model"])
+    if not isinstance(module, torch.nn.Module):
+        raise UserError(
+            f"model._target_={config['model']['_target_']}: gives a {type(module).__name__}, not a torch.nn.Module"
+        )
+    task = Task(
+        train=splits.train,
+        test=splits.test,
+        module=module,
+        layout=ParameterLayout.of(module, getattr(torch, config["dtype"])),
+        buffers=ModuleBuffers(module),
+        loss=configuration.build("loss", config["loss"]),
+        straggler=configuration.build_straggler(config["straggler"], config["num_workers"]),
+        config=config,
+    )
+    _try_two_samples(task)
+    return task
+
+
+def _try_two_samples(task: Task) -> None:
+    """Find out before training whether model, data and loss fit together; in evaluation mode, so nothing changes."""
+    config = task.config
+    try:
+        inputs, targets = make_batches(task.train).batch(np.arange(min(2, len(task.train))))
+        task.module.eval()
+        with torch.no_grad():
+            value = task.loss(task.module(inputs), targets)
+        task.module.train()
+    except Exception as error:
+        raise UserError(
+            f"model={_name(config['model'])} does not fit data={_name(config['data'])} with "
+            f"loss={config['loss']['_target_']}: {type(error).__name__}: {error}"
+        ) from error
+    if value.ndim != 0:
+        raise UserError(
+            f"loss._target_={config['loss']['_target_']}: gives a tensor of shape {list(value.shape)}; allowed is the "
+            "mean loss of the batch, a scalar"
+        )
+
+
+def _name(node: dict[str, Any]) -> str:
+    return str(node.get("name", node["_target_"]))
+
+
+def describe(config: dict[str, Any], task: Task) -> str:
+    """The task in words, for the first line of a run."""
+    return (
+        f"{_name(config['model'])} ({task.layout.numel:,} parameters) on {_name(config['data'])} "
+        f"({len(task.train):,} samples)"
+    )
+
+
+def make_evaluation_task(config: dict[str, Any]) -> EvaluationTask:
+    """What the evaluation process needs; called there."""
+    task = build_task(config)
+    model = FlatModule(task.module, task.layout)
+    test = make_batches(task.test, task.layout.dtype)
+
+    def calibration() -> list[torch.Tensor]:
+        train = make_batches(task.train, task.layout.dtype)
+        num_samples = min(len(task.train), CALIBRATION_SAMPLES)
+        indices = EpochOrder(len(task.train), config["seed"]).indices(0, 0, num_samples)
+        size = max(2, config["batch_size"])
+        return [train.batch(indices[i : i + size])[0] for i in range(0, max(1, num_samples - size + 1), size)]
+
+    return EvaluationTask(
+        model,
+        task.buffers,
+        lambda start, count: test.batch(np.arange(start, start + count)),
+        len(task.test),
+        task.loss,
+        calibration if config["buffers"] == "recalibrate" else None,
+    )
+
+
+def make_optimizer(config: dict[str, Any]) -> MakeOptimizer:
+    """The optimizer's constructor with the configured arguments.
+
+    Raises:
+        UserError: When it cannot be built, or is not elementwise.
+    """
+    make: MakeOptimizer = configuration.build("optimizer", {**config["optimizer"], "_partial_": True})
+    check_elementwise(make)
+    return make
