@@ -1,7 +1,7 @@
-"""Hydra's complaints about a command line, in one line that names key, value and what is allowed.
+"""Complaints about a command line, in one line that names key, value and what is allowed.
 
-One job: words. Reads the exceptions that Hydra and omegaconf raise while they compose a configuration; composes and
-decides nothing.
+One job: words. Reads the exceptions that Hydra and omegaconf raise while they compose a configuration, and what was
+chosen; composes nothing.
 """
 
 from __future__ import annotations
@@ -10,16 +10,34 @@ import difflib
 import re
 from collections.abc import Iterable
 
-from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-COMPOSING_ERRORS = (HydraException, OmegaConfBaseException)
-"""What composing may raise because of what the user wrote."""
+from hydssp.errors import UserError
+
+GROUPS = ("paradigm", "data", "model", "optimizer", "schedule", "transport", "straggler")
+
+
+def check_choices() -> None:
+    """Refuse several choices for one group, which Hydra would merge into one configuration, or none.
+
+    Raises:
+        UserError: Naming the group.
+    """
+    hydra = HydraConfig.get()
+    for group in GROUPS:
+        if not isinstance(hydra.runtime.choices.get(group), str):
+            given = [o for o in hydra.overrides.task if group in o]
+            raise UserError(
+                f"{' '.join(given) or group}: allowed is exactly one choice for {group}; to compare several, write "
+                f"--multirun {group}=A,B"
+            )
 
 
 def explain(error: BaseException) -> str:
-    """One message for one of ``COMPOSING_ERRORS``."""
+    """One message for what composing a configuration has raised."""
     text = str(error)
     cause = error.__cause__
     if isinstance(error, MissingConfigException) and (

@@ -32,6 +32,7 @@ from hydssp import worker as worker_role
 from hydssp.coordination.coordinator import Coordinator
 from hydssp.coordination.paradigms import Paradigm
 from hydssp.coordination.ranges import Dealer, RangeDealer, ShardDealer
+from hydssp.data.loader import Loader
 from hydssp.device import Placement, RankFacts, place
 from hydssp.errors import UserError
 from hydssp.observe import environment, logs
@@ -114,6 +115,7 @@ class _Run:
     facts: list[RankFacts]
     placement: Placement
     task: task.Task
+    loaders: list[Loader]
     make_optimizer: MakeOptimizer | None
     ranges: list[tuple[int, int, dict[str, Any]]]
     ends: _Ends
@@ -170,6 +172,8 @@ def run(config: dict[str, Any], session: Session | None) -> int:
             code = _train(this)
             this.ends.close()
         finally:
+            for loader in this.loaders:
+                loader.close()
             logs.remove_logging()
     return int(ranks.broadcast(code))
 
@@ -181,7 +185,9 @@ def _prepare(config: dict[str, Any], ranks: _Ranks, stop: StopRequest) -> _Run:
         UserError: The same on every rank, with nothing allocated.
     """
     facts = ranks.gather(_facts())
-    placement = place(facts, config["device"], config["threads"])[ranks.rank]
+    # A process that is alone is a worker too, and may use the GPU of one.
+    placed = place(facts if ranks.session else facts * 2, config["device"], config["threads"])
+    placement = placed[ranks.rank if ranks.session else 1]
     if "OMP_NUM_THREADS" not in os.environ or config["threads"]:
         torch.set_num_threads(placement.num_threads)
     built = ranks.agree(lambda: task.build_task(config))
@@ -191,13 +197,25 @@ def _prepare(config: dict[str, Any], ranks: _Ranks, stop: StopRequest) -> _Run:
     ranks.agree_on_server(lambda: open_board(config["tensorboard"], None))
     if placement.device != "cpu":
         torch.cuda.set_device(placement.device)
+    loaders = ranks.agree(lambda: _start_loaders(config, built, placement, ranks))
     ends = _open(config, built, ranks.session)
     try:
         folder = ranks.agree_on_server(lambda: _make_folder(config))
     except UserError:
         ends.close()
         raise
-    return _Run(config, facts, placement, built, make, ranges, ends, ranks.broadcast(folder), stop)
+    return _Run(config, facts, placement, built, loaders, make, ranges, ends, ranks.broadcast(folder), stop)
+
+
+def _start_loaders(
+    config: dict[str, Any], built: task.Task, placement: Placement, ranks: _Ranks
+) -> list[Loader]:
+    """The loaders of this process's workers, their processes ready: an interpreter takes seconds to start."""
+    num_workers = config["num_workers"] if ranks.session is None else int(ranks.rank > 0)
+    loaders = [built.loader(placement.device) for _ in range(num_workers)]
+    for loader in loaders:
+        loader.start()
+    return loaders
 
 
 def _facts() -> RankFacts:
@@ -277,7 +295,8 @@ def _train(this: _Run) -> int:
     # What dropout and the like draw differs from worker to worker, and is the same in the next run.
     torch.manual_seed(this.config["seed"] + 1 + (this.ends.workers[0].worker if this.ends.workers else -1))
     workers = [
-        _make_worker(this, end, module) for end, module in zip(this.ends.workers, modules, strict=True)
+        _make_worker(this, end, module, loader)
+        for end, module, loader in zip(this.ends.workers, modules, this.loaders, strict=True)
     ]
     if side is None:
         (worker,) = workers
@@ -289,7 +308,9 @@ def _train(this: _Run) -> int:
     return side.serve(lambda server: server_role.run(server, this.backoff()))
 
 
-def _make_worker(this: _Run, end: WorkerTransport, module: torch.nn.Module) -> worker_role.Worker:
+def _make_worker(
+    this: _Run, end: WorkerTransport, module: torch.nn.Module, loader: Loader
+) -> worker_role.Worker:
     device, built = this.placement.device, this.task
     buffers = ModuleBuffers(module)
     model = FlatModule(module, built.layout, device)
@@ -297,7 +318,7 @@ def _make_worker(this: _Run, end: WorkerTransport, module: torch.nn.Module) -> w
     return worker_role.Worker(
         end,
         model,
-        built.loader(device),
+        loader,
         built.loss.to(device) if isinstance(built.loss, torch.nn.Module) else built.loss,
         built.straggler,
         buffers,

@@ -138,7 +138,9 @@ def _try_two_samples(task: Task) -> None:
 
 
 def _name(node: dict[str, Any]) -> str:
-    return str(node.get("name", node["_target_"]))
+    """The group's label, unless the target is no longer the group's."""
+    target = str(node["_target_"])
+    return str(node.get("name", target)) if target.startswith("hydssp.") else target
 
 
 def describe(config: dict[str, Any], task: Task) -> str:

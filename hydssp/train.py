@@ -29,18 +29,23 @@ class Leader:
 
     Attributes:
         code: The exit code so far: the first that is not 0.
+        has_composed: Whether Hydra has come as far as a configuration.
     """
 
     def __init__(self, launch: Launch) -> None:
         self.code = OK
+        self.has_composed = False
         self._launch = launch
         self._session: Session | None = None
 
     def run(self, composed: DictConfig) -> None:
         """Check one configuration and train with it."""
         from hydssp import config
+        from hydssp.command_line import check_choices
 
+        self.has_composed = True
         try:
+            check_choices()
             plain = config.to_plain(composed)
             config.check(plain)
             session = self._session_for(plain)
@@ -115,7 +120,7 @@ def lead(launch: Launch) -> int:
     import hydra
 
     from hydssp import config
-    from hydssp.command_line import COMPOSING_ERRORS, explain
+    from hydssp.command_line import explain
 
     config.register()
     wants_traceback = os.environ.get("HYDRA_FULL_ERROR", "0") not in ("0", "")
@@ -129,7 +134,9 @@ def lead(launch: Launch) -> int:
     except SystemExit as exit_:
         # Only Hydra's argument parser exits here.
         leader.code = leader.code or (USAGE if exit_.code else OK)
-    except COMPOSING_ERRORS as error:
+    except Exception as error:
+        if leader.has_composed:
+            fail(error)
         if wants_traceback:
             traceback.print_exception(error)
         print(f"hydssp: {explain(error)}", file=sys.stderr)

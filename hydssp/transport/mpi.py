@@ -65,7 +65,6 @@ class Channel:
         layout: What all have agreed on.
         num_ranks_on_node: Ranks on this rank's node.
         backoff: Suits this node.
-        clocks_agree: All ranks' ``now`` is the server's.
     """
 
     def __init__(
@@ -104,12 +103,7 @@ class Channel:
         except UserError:
             self.comm.Free()  # all ranks raise alike
             raise
-        self.clocks_agree = bool(
-            self.comm.bcast(MPI.COMM_WORLD.Get_attr(MPI.WTIME_IS_GLOBAL), root=SERVER_RANK)
-        )
-        start = MPI.Wtime()
-        server_start = self.comm.bcast(start, root=SERVER_RANK)
-        self._start = server_start if self.clocks_agree else start
+        self._start = MPI.Wtime()
 
     def _require_alike(self, mine: dict[str, Any]) -> None:
         everyone = self.comm.allgather(mine)
@@ -152,10 +146,10 @@ class MpiServer(ServerEnd):
         self._status = MPI.Status()
         self._grants = np.zeros((num_workers, 1), GRANT_DTYPE)  # one per worker: an Isend owns its buffer
         self._grant_requests = [MPI.REQUEST_NULL] * num_workers
-        super().__init__(channel.layout, versions, gradients, buffers, clocks_agree=channel.clocks_agree)
+        # MPI_WTIME_IS_GLOBAL is not asked: Intel MPI sets it, and its ranks' clocks are milliseconds apart.
+        super().__init__(channel.layout, versions, gradients, buffers, clocks_agree=False)
         channel.meet()
-        if not channel.clocks_agree:
-            self._greet()
+        self._greet()
 
     @abstractmethod
     def _free(self) -> None:
@@ -214,8 +208,7 @@ class MpiWorker(WorkerEnd):
         self._incoming = np.zeros(1, GRANT_DTYPE)
         self._is_stopped = False
         channel.meet()
-        if not channel.clocks_agree:
-            self._greet()
+        self._greet()
         self._expect_grant()
 
     @abstractmethod

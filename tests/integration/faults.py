@@ -44,6 +44,8 @@ class FailingLoss(torch.nn.CrossEntropyLoss):
             os._exit(3)
         if self.how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        if self.how == "hang":
+            time.sleep(1000)
         if self.how == "thread":
             threading.Thread(target=self.raise_in_thread).start()
             time.sleep(60)

@@ -68,7 +68,7 @@ def started(*overrides: str, ranks: int = 0, folder: Path) -> Iterator[subproces
     """
     launcher = [*mpirun(), "-np", str(ranks)] if ranks else []
     command = [*launcher, sys.executable, "-m", "hydssp.train", *overrides]
-    if not any(o.startswith("-") for o in overrides):
+    if not any(o.startswith(("-", "run_dir=")) for o in overrides):
         command.append(f"run_dir={folder}")
     with subprocess.Popen(
         command,

@@ -37,10 +37,12 @@ FORBIDDEN = {
     "hydssp.launcher": {"torch", "mpi4py", "numpy"} | HYDRA,
     "hydssp.models": {"mpi4py", "torchvision"} | HYDRA,
     "hydssp.observe": {"mpi4py", "torch"} | HYDRA,
+    "hydssp.observe.tensorboard": {"mpi4py"} | HYDRA,
     "hydssp.server": {"mpi4py"} | HYDRA,
     "hydssp.session": {"torch"} | HYDRA,
     "hydssp.signals": {"torch", "mpi4py", "numpy"} | HYDRA,
     "hydssp.straggler": {"torch", "mpi4py"} | HYDRA | CLOCKS_AND_CHANCE,
+    "hydssp.task": {"mpi4py"},
     "hydssp.train": {"torch", "mpi4py", "numpy"},
     "hydssp.transport": {"torch", "mpi4py", "hydssp.coordination"} | HYDRA,
     "hydssp.transport.mpi": {"torch", "hydssp.coordination"} | HYDRA,
@@ -52,6 +54,7 @@ FORBIDDEN = {
 }
 # The module may import these inside functions, but importing the module must not load them.
 NOT_AT_IMPORT = {
+    "hydssp.observe.tensorboard": {"torch"},
     "hydssp.abort": {"mpi4py"},
     "hydssp.train": HYDRA,
     "hydssp.job": {"hydssp.transport.rma"},

@@ -19,6 +19,7 @@ from hydssp.update.schedule import Constant, LrClock
 from hydssp.update.step import ChunkedOptimizer
 
 NUMEL = 10
+NO_LIMITS = server_role.Limits()
 
 
 class FakeEvaluator:
@@ -65,7 +66,7 @@ class FakeEvaluator:
 class World:
     """A server and the workers' ends; a test pushes by hand."""
 
-    def __init__(self, paradigm, num_workers=2, *, limits=server_role.Limits(), buffers=0, every=float("inf")):  # noqa: B008
+    def __init__(self, paradigm, num_workers=2, *, limits=NO_LIMITS, buffers=0, every=float("inf")):
         self.time = 0.0
         fabric = LocalFabric(num_workers, NUMEL, np.float32, num_buffers=buffers, clock=lambda: self.time)
         self.ends = fabric.workers
@@ -77,15 +78,24 @@ class World:
             transport=fabric.server,
             coordinator=Coordinator(paradigm, num_workers),
             dealer=RangeDealer(100, 10, None, rounds=paradigm.is_synchronous),
-            optimizer=ChunkedOptimizer(self.weights, lambda g: torch.optim.SGD(g, lr=1.0), [(0, NUMEL, {})], 3),
+            optimizer=ChunkedOptimizer(
+                self.weights, lambda g: torch.optim.SGD(g, lr=1.0), [(0, NUMEL, {})], 3
+            ),
             step_rule=server_role.StepRule(
-                Constant(), LrClock.samples, 1.0, is_mean=paradigm.is_synchronous, batch_size=10, num_samples=100
+                Constant(),
+                LrClock.samples,
+                1.0,
+                is_mean=paradigm.is_synchronous,
+                batch_size=10,
+                num_samples=100,
             ),
             evaluator=self.evaluator,
             evaluate_every=every,
             recorder=self.recorder,
             limits=limits,
-            buffers=WorkersBuffers(np.zeros(buffers), num_workers, BufferPolicy.average, np.zeros(buffers, bool)),
+            buffers=WorkersBuffers(
+                np.zeros(buffers), num_workers, BufferPolicy.average, np.zeros(buffers, bool)
+            ),
             stop_code=lambda: self.stop_code,
             describe="worker {} (rank here)".format,
         )
@@ -128,7 +138,9 @@ def test_a_worker_that_does_not_push_is_named_with_what_it_last_did():
     assert "worker 0 (rank here): granted iteration 0 at 0.0 s, 52 s ago; it has never pushed" in told
     assert "worker 1" not in told
     world.time = 60.0
-    with pytest.raises(server_role.TrainingError, match=r"worker 1.*pushed iteration 1 \(computed 0.25 s\) at 2.0 s"):
+    with pytest.raises(
+        server_role.TrainingError, match=r"worker 1.*pushed iteration 1 \(computed 0.25 s\) at 2.0 s"
+    ):
         world.server.step()
 
 

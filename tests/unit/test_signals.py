@@ -8,7 +8,9 @@ import pytest
 from hydssp.signals import StopRequest
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75), (signal.SIGUSR1, 75)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75), (signal.SIGUSR1, 75)]
+)
 def test_the_first_signal_is_remembered_and_the_handlers_restored(number, code):
     before = signal.getsignal(number)
     with StopRequest() as stop:

@@ -1,0 +1,205 @@
+"""What long and uneven runs need: accounting, batch norm, evaluation, stalls, several runs in a row."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from launching import train
+
+from hydssp import config as configuration
+from hydssp import evaluation, task
+
+pytestmark = [pytest.mark.launch, pytest.mark.timeout(300)]
+
+STRAGGLERS = {
+    "none": [],
+    "constant": ["straggler.factors=[1,1,4]"],
+    "random": ["straggler.probability=0.2", "straggler.factor=10"],
+    "rotating": ["straggler.period=5"],
+    "stall": ["straggler.at_iteration=3", "straggler.duration_s=1"],
+}
+
+
+def used(result):
+    """Positions of all batches that were granted, by epoch."""
+    positions = {}
+    for event in result.events("release"):
+        positions.setdefault(event["epoch"], []).extend(range(event["start"], event["start"] + event["n"]))
+    return {epoch: sorted(p) for epoch, p in positions.items()}
+
+
+@pytest.mark.parametrize("straggler", STRAGGLERS)
+def test_every_sample_once_per_epoch_under_every_straggler(tmp_path, straggler):
+    options = [f"straggler={straggler}", *STRAGGLERS[straggler], "batch_size=50", "epochs=2"]
+    if straggler != "none":
+        options.append("straggler.iteration_s=0.005")
+    paradigm = "bsp" if straggler == "rotating" else "dssp"
+    result = train(*options, f"paradigm={paradigm}", ranks=4, folder=tmp_path / "run")
+    assert result.code == 0, result.err
+    assert used(result) == {epoch: list(range(1437)) for epoch in range(2)}
+    assert result.summary["samples"] == 2 * 1437
+
+
+def test_more_workers_than_batches(tmp_path):
+    for paradigm in ("bsp", "asp"):
+        result = train(
+            "batch_size=700", "epochs=1", f"paradigm={paradigm}", ranks=5, folder=tmp_path / paradigm
+        )
+        assert result.code == 0, result.err
+        assert used(result) == {0: list(range(1437))}
+        assert result.summary["samples"] == 1437
+
+
+def test_shards_and_dropped_batches(tmp_path):
+    result = train(
+        "data.sharding=static", "data.drop_last=true", "batch_size=100", "epochs=2", "paradigm=asp",
+        "straggler=constant", "straggler.factors=[1,3]", "straggler.iteration_s=0.01",
+        ranks=3, folder=tmp_path / "run",
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    assert used(result) == {epoch: list(range(1400)) for epoch in range(2)}
+    shards = {(e["w"], e["start"] // 700) for e in result.events("release")}
+    assert shards == {(0, 0), (1, 1)}
+    finished = [e for e in result.events("finish") if 0 in e["w"]]
+    assert (
+        finished[0]["t"] < 0.7 * result.summary["wall_s"]
+    )  # the fast one is through long before the slow one
+
+
+def test_loader_processes_change_nothing(tmp_path):
+    options = ["paradigm=bsp", "epochs=2", "data.augment={pad: 1, flip: true}", "eval.where=after"]
+    results = [train(*options, f"data.loader_workers={n}", ranks=3, folder=tmp_path / str(n)) for n in (0, 2)]
+    assert [r.code for r in results] == [0, 0], results[1].err
+    first, second = (torch.load(r.folder / "weights.pt", weights_only=True) for r in results)
+    assert all((first[name] == second[name]).all() for name in first)
+
+
+@pytest.mark.parametrize("paradigm", ["asp", "dssp"])
+@pytest.mark.slow
+def test_batch_norm_learns_and_the_saved_file_gives_the_reported_number(tmp_path, paradigm):
+    result = train(
+        "model=resnet", "model.depth=20", "data=synthetic", "data.shape=[3,8,8]", "data.num_samples=1000",
+        "data.num_test=300", f"paradigm={paradigm}", "epochs=4", "optimizer.lr=0.1", "batch_size=20",
+        ranks=3, folder=tmp_path / "run", timeout_s=290,
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    assert result.summary["final_accuracy"] > 0.5
+    assert evaluated_again(result) == result.summary["final_accuracy"]
+
+
+@pytest.mark.parametrize("policy", ["worker0", "recalibrate"])
+def test_every_buffers_policy_can_be_reproduced(tmp_path, policy):
+    result = train(
+        "model=resnet", "model.depth=8", "data=synthetic", "data.shape=[3,8,8]", "data.num_samples=300",
+        "data.num_test=100", f"buffers={policy}", "epochs=2", ranks=3, folder=tmp_path / "run",
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    assert evaluated_again(result) == result.summary["final_accuracy"]
+
+
+def evaluated_again(result):
+    """The accuracy from configuration and weights.pt alone, in this process."""
+    from omegaconf import OmegaConf
+
+    config = OmegaConf.to_container(OmegaConf.load(result.folder / "config.yaml"))
+    configuration.check(config)
+    again = task.make_evaluation_task(config)
+    state = torch.load(result.folder / "weights.pt", weights_only=True)
+    again.model.module.load_state_dict(state)
+    accuracy, loss = evaluation.evaluate(again)
+    assert loss == pytest.approx(result.summary["final_loss"], rel=1e-5)
+    return accuracy
+
+
+def test_evaluation_after_training(tmp_path):
+    result = train("epochs=4", "eval.where=after", "eval.targets=[0.3]", ranks=3, folder=tmp_path / "run")
+    assert result.code == 0, result.err
+    records = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
+    evaluations = [r for r in records if r["kind"] == "evaluation"]
+    assert len(evaluations) in (4, 5)
+    assert [e["version"] for e in evaluations] == sorted({e["version"] for e in evaluations})
+    assert all(e["pinned_at"] <= result.summary["wall_s"] <= e["t"] for e in evaluations)
+    assert result.summary["time_to_accuracy"]["0.3"] <= result.summary["wall_s"]
+    assert not (result.folder / "snapshots").exists()
+
+
+def test_a_worker_that_hangs_ends_the_job_and_is_named(tmp_path):
+    result = train(
+        "loss._target_=faults.FailingLoss", "+loss.how=hang", "+loss.rank=2", "epochs=null", "max_time_s=100",
+        "stall_limit_s=3", ranks=4, folder=tmp_path / "run", timeout_s=60,
+    )  # fmt: skip
+    assert result.code == 1
+    assert result.seconds < 40
+    assert "stall_limit_s=3" in result.err
+    assert "worker 1 (rank 2 on" in result.err
+    assert "worker 0 (rank 1" not in result.err.split("stall_limit_s=3")[1].split("If an iteration")[0]
+    assert result.summary["status"] == "failed"
+    assert "rank 2" in result.summary["reason"]
+
+
+def test_nonfinite_gradients_can_end_the_job(tmp_path):
+    result = train("optimizer.lr=1e30", "epochs=50", "nonfinite=abort", ranks=3, folder=tmp_path / "run")
+    assert result.code == 1
+    assert "not finite" in result.err
+    assert "optimizer.lr" in result.err
+
+
+def test_clipping_keeps_a_wild_rate_finite(tmp_path):
+    result = train(
+        "optimizer.lr=1", "clip.norm=0.01", "clip.value=0.005", "epochs=3", ranks=3, folder=tmp_path / "run"
+    )
+    assert result.code == 0, result.err
+    assert result.summary["rejected_gradients"] == 0
+    assert result.summary["final_accuracy"] > 0.5
+
+
+@pytest.mark.parametrize("ranks", [0, 3])
+def test_several_runs_in_one_start(tmp_path, ranks):
+    """Hydra's multirun: one folder per item, each with a clean state, on all ranks."""
+    folder = tmp_path / "runs"
+    local = [] if ranks else ["transport=local", "num_workers=2"]
+    result = train(
+        "--multirun", "paradigm=bsp,ssp", "seed=0,1", "epochs=2", f"runs_dir={folder}",
+        f"run_dir={folder}/${{paradigm.name}}_${{seed}}", *local, ranks=ranks, folder=tmp_path / "unused",
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    names = ["bsp_0", "bsp_1", "ssp_0", "ssp_1"]
+    assert sorted(p.name for p in folder.iterdir() if p.is_dir()) == names
+    for name in names:
+        assert json.loads((folder / name / "summary.json").read_text())["status"] == "done"
+    alone = train("paradigm=bsp", "seed=1", "epochs=2", *local, ranks=ranks, folder=tmp_path / "alone")
+    in_row, fresh = (
+        torch.load(p / "weights.pt", weights_only=True) for p in (folder / "bsp_1", alone.folder)
+    )
+    assert all((in_row[k] == fresh[k]).all() for k in fresh)
+
+
+def test_a_mistake_in_one_of_several_runs_does_not_stop_the_others(tmp_path):
+    folder = tmp_path / "runs"
+    result = train(
+        "--multirun", "batch_size=0,32", "epochs=1", f"runs_dir={folder}", f"run_dir={folder}/${{batch_size}}",
+        ranks=3, folder=tmp_path / "unused",
+    )  # fmt: skip
+    assert result.code == 2
+    assert "batch_size=0" in result.err
+    assert (folder / "32" / "summary.json").exists()
+
+
+def test_tensorboard_files_come_from_one_writer(tmp_path):
+    pytest.importorskip("tensorboard", reason="needs tensorboard")
+    result = train("epochs=3", "progress_s=0.2", "tensorboard=true", ranks=3, folder=tmp_path / "run")
+    assert result.code == 0, result.err
+    (file,) = result.folder.glob("events.out.tfevents.*")
+    assert file.stat().st_size > 500
+
+
+def test_every_rank_reports_memory_and_processor_time(tmp_path):
+    result = train("epochs=20", "progress_s=0.2", ranks=3, folder=tmp_path / "run")
+    records = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
+    last = [r for r in records if r["kind"] == "progress"][-1]
+    assert len(last["memory_bytes"]) == len(last["cpu_s"]) == 2
+    assert min(last["memory_bytes"]) > 50e6
+    assert last["server_memory_bytes"] > 50e6
+    assert min(last["cpu_s"]) > 0
