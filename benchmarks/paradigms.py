@@ -30,7 +30,9 @@ def train(folder: Path, name: str, *overrides: str) -> dict:
     if os.geteuid() == 0:
         environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     command = [launcher, *flags, "-np", "4", sys.executable, "-m", "hydssp.train", f"run_dir={folder / name}"]
-    done = subprocess.run([*command, *overrides], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [*command, *overrides], env=environment, capture_output=True, text=True, check=False
+    )
     if done.returncode:
         sys.exit(done.stdout + done.stderr)
     return json.loads((folder / name / "summary.json").read_text())
@@ -56,7 +58,9 @@ def table(title: str, summaries: dict[str, dict]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--fashion", action="store_true", help="accuracy on Fashion-MNIST instead")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:

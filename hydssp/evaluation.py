@@ -57,7 +57,7 @@ class EvaluationTask:
 
 @dataclass(frozen=True)
 class Request:
-    """What was pinned: the version, when (seconds, server's clock), and the samples trained on by then."""
+    """What was pinned: the version, when it was made (seconds, server's clock), and the samples trained on by then."""
 
     version: int
     pinned_at: float

@@ -189,6 +189,7 @@ class Server:
         self._granted_at = [0.0] * transport.num_workers
         self._look_for_stalls_at = 0.0
         self._pinned_version = -1
+        self._updated_at = 0.0
         self._group = 0
         self._iterations = [0] * transport.num_workers
         self._pushed: dict[int, Pushed] = {}
@@ -356,7 +357,7 @@ class Server:
         staleness = [self.version - clock.version for clock in clocks]
         self.version += 1
         self.samples += sum(counts)
-        now = self._transport.now()
+        self._updated_at = now = self._transport.now()
         self._recorder.update(
             now,
             self.version,
@@ -365,7 +366,7 @@ class Server:
             now - began_at,
         )
         if self.samples >= self._evaluate_at and self._evaluator is not None and not self._evaluator.is_busy:
-            self.pin_for_evaluation(now)
+            self.pin_for_evaluation()
 
     def _publish_whole(self) -> None:
         slot = self._transport.begin_publish(self.version)
@@ -390,11 +391,11 @@ class Server:
         """The buffers as they would be evaluated now, float64; empty where the model has none."""
         return self._buffers.combined() if self._buffers is not None else np.empty(0)
 
-    def pin_for_evaluation(self, now: float) -> None:
+    def pin_for_evaluation(self) -> None:
         """Copy the weights as they are to the evaluator, which must not be busy."""
         assert self._evaluator is not None
         self._pinned_version = self.version
-        pinned = self._evaluator.submit(Request(self.version, now, self.samples))
+        pinned = self._evaluator.submit(Request(self.version, self._updated_at, self.samples))
         self._copy_weights(pinned.weights)
         pinned.buffers[:] = self.combined_buffers()
         if not self._is_finite(pinned.weights):
@@ -415,7 +416,7 @@ class Server:
             now = self._transport.now()
             self._poll_evaluation(now)
             if not is_pinned and not self._evaluator.is_busy:
-                self.pin_for_evaluation(now)
+                self.pin_for_evaluation()
                 is_pinned = True
             time.sleep(2e-3)
 

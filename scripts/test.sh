@@ -61,11 +61,10 @@ mpi() {
 }
 
 launch() {
-    local environment
-    for environment in "" -mpich; do
-        stage "launch$environment" 1800 "$repository/.venv$environment/bin/python" -m pytest -q -m launch \
-            --junitxml="$results/launch$environment.xml" tests
-    done
+    stage launch 2400 "$repository/.venv/bin/python" -m pytest -q -m launch \
+        --junitxml="$results/launch.xml" tests
+    stage launch-mpich 2400 "$repository/.venv-mpich/bin/python" -m pytest -q -m 'launch and not once' \
+        --junitxml="$results/launch-mpich.xml" tests
 }
 
 # The last line: `N passed, N failed`, summed over the reports of all stages.

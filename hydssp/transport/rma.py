@@ -39,11 +39,8 @@ from hydssp.transport.mpi import (
     Channel,
     MpiServer,
     MpiWorker,
-    node_backoff,
 )
 from hydssp.transport.ring import DEFAULT_SLOTS, MAX_CHUNK_BYTES, RingWriter, chunks
-
-__all__ = ["RmaServer", "RmaWorker", "node_backoff"]
 
 
 class _Window:

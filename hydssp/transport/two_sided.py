@@ -238,9 +238,8 @@ class TwoSidedWorker(MpiWorker):
         version = int(self._answer[0])
         if version < 0:
             raise RuntimeError("pull before the server has published anything")
-        pieces = [comm.Irecv(piece, SERVER_RANK, WEIGHTS_TAG) for piece in _pieces(out, self._chunk_bytes)]
-        for piece in pieces:
-            _move([piece])
+        for piece in _pieces(out, self._chunk_bytes):
+            _move([comm.Irecv(piece, SERVER_RANK, WEIGHTS_TAG)])
             yield
         return version, 0
 

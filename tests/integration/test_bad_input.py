@@ -14,11 +14,13 @@ def test_there_are_a_hundred():
     assert len(BEFORE_TORCH) + len(AFTER_TORCH) >= 100
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(("overrides", "words"), BEFORE_TORCH, ids=lambda v: " ".join(v)[:40])
 def test_before_torch(tmp_path, overrides, words):
     assert not fault(train(*overrides, folder=tmp_path / "run"), words)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(("overrides", "words"), AFTER_TORCH, ids=lambda v: " ".join(v)[:40])
 def test_after_torch(tmp_path, overrides, words):
     assert not fault(train(*LOCAL, *overrides, folder=tmp_path / "run"), words)

@@ -81,6 +81,7 @@ def test_digits(tmp_path, paradigm):
 )
 @pytest.mark.parametrize("paradigm", ["bsp", "asp", "ssp", "dssp"])
 @pytest.mark.slow
+@pytest.mark.once
 def test_fashion_mnist_reaches_85_percent_in_two_epochs(tmp_path, paradigm):
     result = train(
         "data=fashion_mnist",
