@@ -21,7 +21,7 @@ from pathlib import Path
 PARADIGMS = ("bsp", "ssp", "dssp_bounded", "dssp_paper", "dssp", "asp")
 
 
-def train(folder: Path, name: str, *overrides: str) -> dict:
+def train(folder: Path, name: str, *overrides: str, ranks: int = 4) -> dict:
     """One run; returns its summary."""
     launcher = Path(sys.executable).with_name("mpirun")
     version = subprocess.run([launcher, "--version"], capture_output=True, text=True, check=True).stdout
@@ -29,7 +29,16 @@ def train(folder: Path, name: str, *overrides: str) -> dict:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMPI_MCA_osc": "^ucx"}
     if os.geteuid() == 0:
         environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    command = [launcher, *flags, "-np", "4", sys.executable, "-m", "hydssp.train", f"run_dir={folder / name}"]
+    command = [
+        launcher,
+        *flags,
+        "-np",
+        str(ranks),
+        sys.executable,
+        "-m",
+        "hydssp.train",
+        f"run_dir={folder / name}",
+    ]
     done = subprocess.run(
         [*command, *overrides], env=environment, capture_output=True, text=True, check=False
     )
