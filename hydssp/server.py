@@ -288,11 +288,13 @@ class Server:
                 self._recorder.hold(decision, now)
             self._check_limits(now)
             idle = self._grant(outcome.releases)
-            idle += [
-                w
-                for w in self._coordinator.held
-                if w not in idle and (self.ended_by or not self._dealer.has_more(w))
-            ]
+            # Held workers are looked through only when what was just dealt may have been the last.
+            if self.ended_by or (outcome.releases and not self._dealer.has_more(outcome.releases[0].worker)):
+                idle += [
+                    w
+                    for w in self._coordinator.held
+                    if w not in idle and (self.ended_by or not self._dealer.has_more(w))
+                ]
             if not idle:
                 return
             now = self._transport.now()

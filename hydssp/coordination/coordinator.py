@@ -27,6 +27,7 @@ only those that go on are touched.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush
@@ -266,7 +267,8 @@ class Coordinator:
         if not self._is_active[worker]:
             return 0
         oldest = self._oldest_grant()
-        return sum(1 for push in self._recent_pushes[worker] if push > oldest)
+        recent = self._recent_pushes[worker]
+        return len(recent) - bisect_right(recent, oldest)
 
     # --- one event, step by step ---------------------------------------------------------------------------
 
