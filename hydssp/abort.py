@@ -8,6 +8,7 @@ is installed before torch, Hydra or MPI are imported, so that a failing import i
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 import traceback
@@ -30,6 +31,9 @@ def guard(main: Callable[[], int]) -> NoReturn:
         fail(error)
     sys.stdout.flush()
     sys.stderr.flush()
+    if code:
+        # A launcher that kills the job at the first non-zero exit must not change the code of the ranks behind it.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.exit(code)
 
 

@@ -1,8 +1,8 @@
 """Signals that ask a run to end in order.
 
 One job: remember that one came. The handler does nothing else, because writing files or entering MPI inside a signal
-handler can hang or corrupt; the loops look here between two steps. A second signal of the same kind is taken for
-impatience and acts as Python does by default.
+handler can hang or corrupt; the loops look here between two steps. A second Ctrl-C is taken for impatience and
+interrupts; batch systems and launchers repeat the other signals, which changes nothing.
 """
 
 from __future__ import annotations
@@ -41,4 +41,5 @@ class StopRequest:
     def _note(self, number: int, _frame: FrameType | None) -> None:
         if not self.code:
             self.code = _CODES[signal.Signals(number)]
-        signal.signal(number, self._before[number])
+        if number == signal.SIGINT:
+            signal.signal(number, self._before[number])

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from hydssp.abort import fail, guard
 from hydssp.errors import UserError
 from hydssp.launcher import Launch
+from hydssp.signals import INTERRUPTED, PREEMPTED
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -39,7 +40,9 @@ class Leader:
         self._session: Session | None = None
 
     def run(self, composed: DictConfig) -> None:
-        """Check one configuration and train with it."""
+        """Check one configuration and train with it; after a signal, do no more."""
+        if self.code in (PREEMPTED, INTERRUPTED):
+            return
         from hydssp import config
         from hydssp.command_line import check_choices
 

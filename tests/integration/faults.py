@@ -62,3 +62,21 @@ def failing_model(rank: int = 1, **arguments):
     from hydssp.models import mlp
 
     return mlp(**arguments)
+
+
+def data_of_one_rank_missing():
+    """The digits, but for rank 2."""
+    from hydssp.data import digits
+    from hydssp.errors import UserError
+
+    if Launch.from_environment(os.environ).rank == 2:
+        raise UserError("data.root=nowhere: there are no data")
+    return digits()
+
+
+def model_of_another_size(**arguments):
+    """On rank 2 the model is larger."""
+    from hydssp.models import mlp
+
+    is_other = Launch.from_environment(os.environ).rank == 2
+    return mlp(**{**arguments, "hidden": [65] if is_other else [64]})

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -58,13 +58,16 @@ def environment() -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def started(*overrides: str, ranks: int = 0, folder: Path) -> Iterator[subprocess.Popen[str]]:
+def started(
+    *overrides: str, ranks: int = 0, folder: Path, variables: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[str]]:
     """Start ``python -m hydssp.train`` in a process group of its own, which does not survive the block.
 
     Args:
         *overrides: Hydra overrides and flags.
         ranks: Started by mpirun on so many ranks; 0: without a launcher.
         folder: The run folder, beside which the program runs.
+        variables: Further environment variables.
     """
     launcher = [*mpirun(), "-np", str(ranks)] if ranks else []
     command = [*launcher, sys.executable, "-m", "hydssp.train", *overrides]
@@ -76,7 +79,7 @@ def started(*overrides: str, ranks: int = 0, folder: Path) -> Iterator[subproces
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=environment(),
+        env={**environment(), **(variables or {})},
         cwd=folder.parent,
         start_new_session=True,
     ) as process:
@@ -87,7 +90,13 @@ def started(*overrides: str, ranks: int = 0, folder: Path) -> Iterator[subproces
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-def train(*overrides: str, ranks: int = 0, folder: Path, timeout_s: float = 120) -> Result:
+def train(
+    *overrides: str,
+    ranks: int = 0,
+    folder: Path,
+    timeout_s: float = 120,
+    variables: Mapping[str, str] | None = None,
+) -> Result:
     """Run ``python -m hydssp.train``.
 
     Args:
@@ -95,9 +104,10 @@ def train(*overrides: str, ranks: int = 0, folder: Path, timeout_s: float = 120)
         ranks: Started by mpirun on so many ranks; 0: without a launcher.
         folder: The run folder.
         timeout_s: After it the whole process group is killed and the test fails.
+        variables: Further environment variables.
     """
     begun = time.monotonic()
-    with started(*overrides, ranks=ranks, folder=folder) as process:
+    with started(*overrides, ranks=ranks, folder=folder, variables=variables) as process:
         try:
             out, err = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:

@@ -73,6 +73,33 @@ def test_one_process_is_told_what_to_do(tmp_path):
         assert "transport=local" in result.err
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_mpirun_of_another_mpi_library_is_noticed(tmp_path, rank):
+    """Every process then finds itself alone; the first one says so."""
+    variables = {"MV2_COMM_WORLD_RANK": str(rank), "MV2_COMM_WORLD_SIZE": "3"}
+    result = train(folder=tmp_path / "run", variables=variables)
+    assert result.code == 2
+    if rank == 0:
+        assert "started 3 processes" in result.err
+        assert "sees each of them alone" in result.err
+    else:
+        assert "hydssp:" not in result.err
+
+
+def test_data_that_one_rank_cannot_read_end_the_job_for_all(tmp_path):
+    result = train("data._target_=faults.data_of_one_rank_missing", ranks=4, folder=tmp_path / "run")
+    assert result.code == 2
+    assert "nowhere" in result.err
+    assert "(on rank 2)" in result.err
+    assert result.err.count("hydssp:") == 1
+
+
+def test_ranks_with_different_models_are_refused(tmp_path):
+    result = train("model._target_=faults.model_of_another_size", ranks=3, folder=tmp_path / "run")
+    assert result.code == 2
+    assert "rank 2 has another model" in result.err
+
+
 @pytest.mark.parametrize("ranks", [0, 3])
 @pytest.mark.parametrize("flags", [["--help"], ["--cfg", "job"]])
 def test_questions_to_the_program(tmp_path, flags, ranks):

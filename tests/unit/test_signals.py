@@ -20,6 +20,13 @@ def test_the_first_signal_is_remembered_and_the_handlers_restored(number, code):
     assert signal.getsignal(number) == before
 
 
+def test_a_repeated_termination_changes_nothing():
+    with StopRequest() as stop:
+        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGUSR1):
+            os.kill(os.getpid(), number)
+        assert stop.code == 75
+
+
 def test_a_second_interrupt_is_taken_for_impatience():
     with StopRequest() as stop:
         os.kill(os.getpid(), signal.SIGINT)
