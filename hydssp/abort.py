@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from hydssp.errors import TrainingError
 from hydssp.launcher import Launch
 
 
@@ -49,6 +50,8 @@ def fail(error: BaseException) -> NoReturn:
         code = error.code or 1
     what = f"left with exit code {error.code!r}" if isinstance(error, SystemExit) else "failed"
     text = "".join(traceback.format_exception(error))
+    if isinstance(error, TrainingError):
+        text = f"{error}\n"
     sys.stdout.flush()
     # One write, so that the lines of several failing ranks do not mix.
     sys.stderr.write(f"hydssp: {_who()} {what} and ends the whole job\n{text}")

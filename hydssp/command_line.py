@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import MissingConfigException, OverrideParseException
+from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
@@ -33,6 +34,29 @@ def check_choices() -> None:
             raise UserError(
                 f"{' '.join(given) or group}: allowed is exactly one choice for {group}; to compare several, write "
                 f"--multirun {group}=A,B"
+            )
+
+
+def flags_first(arguments: list[str]) -> list[str]:
+    """The command line with flags that take no value before the overrides, as Hydra's parser wants it."""
+    flags = {"--multirun", "-m", "--help", "-h", "--hydra-help", "--version", "--resolve"}
+    return [a for a in arguments if a in flags] + [a for a in arguments if a not in flags]
+
+
+def check_run_dir_of_several() -> None:
+    """Refuse a series of runs into one folder, of which all but the first would fail.
+
+    Raises:
+        UserError: Naming run_dir.
+    """
+    hydra = HydraConfig.get()
+    if hydra.mode != RunMode.MULTIRUN:
+        return
+    for override in hydra.overrides.task:
+        if override.startswith("run_dir=") and "${" not in override and override != "run_dir=null":
+            raise UserError(
+                f"{override}: every run of --multirun needs a folder of its own; set runs_dir instead, or e.g. "
+                "'run_dir=runs/${paradigm.name}_${seed}'"
             )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import os
 import traceback
 from dataclasses import dataclass, field, fields
 from enum import Enum
@@ -17,6 +18,7 @@ from typing import Any, Optional
 import hydra
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import MissingMandatoryValue
 
 from hydssp.coordination.paradigms import DSSP
 from hydssp.errors import UserError
@@ -200,8 +202,10 @@ def to_plain(config: DictConfig) -> dict[str, Any]:
     """
     try:
         plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True, enum_to_str=True)
+    except MissingMandatoryValue as error:
+        raise UserError(f"{error.full_key}: has no value; give one, {error.full_key}=...") from error
     except Exception as error:
-        raise UserError(f"configuration: {error}") from error
+        raise UserError(f"configuration: {' '.join(str(error).split())}") from error
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
 
@@ -231,9 +235,13 @@ def build(key: str, node: dict[str, Any], /, **arguments: Any) -> Any:
             innermost, cause = cause, cause.__cause__
         where = traceback.extract_tb(innermost.__traceback__)
         place = f" ({where[-1].filename}:{where[-1].lineno})" if where else ""
+        if os.path.join("hydra", "_internal") in place:
+            place = ""  # the call itself was refused: the user's code has not been reached
+        given = [k for k in node if not k.startswith("_")]
+        removal = f"; the keys given are {', '.join(given)}, take one out with ~{key}.KEY" if given else ""
         raise UserError(
             f"{key}._target_={node['_target_']}: building it failed with {type(innermost).__name__}: "
-            f"{innermost}{place}; the keys given are {', '.join(k for k in node if k != '_target_') or 'none'}"
+            f"{innermost}{place}{removal}"
         ) from error
 
 

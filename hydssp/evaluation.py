@@ -14,7 +14,6 @@ import math
 import mmap
 import os
 import pickle
-import signal
 import subprocess
 import sys
 import tempfile
@@ -86,6 +85,10 @@ class Evaluator(Protocol):
     @property
     def is_busy(self) -> bool:
         """The next ``submit`` would have to wait."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a request would be answered without waiting for a process to start."""
 
     @property
     def num_pending(self) -> int:
@@ -178,6 +181,7 @@ class ChildEvaluator:
             stdout=subprocess.PIPE,
             pass_fds=(descriptor,),
             env={**os.environ, "OMP_NUM_THREADS": "1"},
+            start_new_session=True,  # Ctrl-C is for the server, which decides when to end
         )
         os.close(descriptor)
         assert self._child.stdin is not None
@@ -185,12 +189,20 @@ class ChildEvaluator:
         self._input, self._output = self._child.stdin, self._child.stdout
         os.set_blocking(self._output.fileno(), False)
         self._line = b""
+        self._is_ready = False
         self._send(pickle.dumps(make_task))
 
     @property
     def is_busy(self) -> bool:
         """A request is under way."""
         return self._request is not None
+
+    @property
+    def is_ready(self) -> bool:
+        """See ``Evaluator.is_ready``."""
+        if not self._is_ready:
+            self._is_ready = self._read_line() is not None
+        return self._is_ready
 
     @property
     def num_pending(self) -> int:
@@ -214,15 +226,9 @@ class ChildEvaluator:
 
     def poll(self) -> Evaluation | None:
         """See ``Evaluator.poll``."""
-        if self._request is None:
+        if self._request is None or not self.is_ready or (line := self._read_line()) is None:
             return None
-        piece = self._output.read(4096)
-        if piece == b"":
-            self._raise_ended()
-        self._line += piece or b""
-        if not self._line.endswith(b"\n"):
-            return None
-        result, self._line = json.loads(self._line), b""
+        result = json.loads(line)
         request, self._request = self._request, None
         return Evaluation(request, result["accuracy"], result["loss"])
 
@@ -237,6 +243,19 @@ class ChildEvaluator:
             with contextlib.suppress(BrokenPipeError):  # of a request in the buffer that nobody waits for
                 self._input.close()
             self._output.close()
+
+    def _read_line(self) -> bytes | None:
+        """The child's next line if it is there whole."""
+        if b"\n" not in self._line:
+            piece = self._output.read(4096)
+            if piece == b"":
+                self._raise_ended()
+            self._line += piece or b""
+        line, end, rest = self._line.partition(b"\n")
+        if not end:
+            return None
+        self._line = rest
+        return line
 
     def _send(self, message: bytes) -> None:
         try:
@@ -281,6 +300,11 @@ class SnapshotEvaluator:
     def is_busy(self) -> bool:
         """Never: a snapshot can always be stored."""
         return False
+
+    @property
+    def is_ready(self) -> bool:
+        """Always: nothing is evaluated before training has ended."""
+        return True
 
     @property
     def num_pending(self) -> int:
@@ -338,8 +362,6 @@ class SnapshotEvaluator:
 
 def _child_main() -> None:
     """Serve requests from standard input until it ends."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_IGN)  # they reach the whole group; the server decides when to end
     results = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever the user's model prints must not mix with the results
     descriptor, num_buffers = int(sys.argv[1]), int(sys.argv[2])
@@ -349,6 +371,7 @@ def _child_main() -> None:
     layout = task.model.layout
     pinned = _views(mmap.mmap(descriptor, 0), layout.numel, layout.numpy_dtype, num_buffers)
     calibration = task.calibration() if task.calibration else []
+    print("ready", file=results)
     for _ in sys.stdin.buffer:
         task.model.weights.copy_(torch.from_numpy(pinned.weights))
         task.buffers.write(pinned.buffers)

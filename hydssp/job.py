@@ -6,6 +6,7 @@ out. This is the only place that knows every part; it holds no algorithm.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import io
@@ -34,7 +35,7 @@ from hydssp.coordination.paradigms import Paradigm
 from hydssp.coordination.ranges import Dealer, RangeDealer, ShardDealer
 from hydssp.data.loader import Loader
 from hydssp.device import Placement, RankFacts, place
-from hydssp.errors import UserError
+from hydssp.errors import TrainingError, UserError
 from hydssp.observe import environment, logs
 from hydssp.observe.progress import Progress, print_summary
 from hydssp.observe.recorder import Recorder
@@ -252,7 +253,12 @@ def _make_folder(config: dict[str, Any]) -> RunFolder:
     folder = create_run_folder(
         config["run_dir"], config["runs_dir"], config["paradigm"]["name"], datetime.now()
     )
-    write_atomically(folder.config, OmegaConf.to_yaml(config))
+    try:
+        write_atomically(folder.config, OmegaConf.to_yaml(config))
+    except OSError as error:
+        raise UserError(
+            f"run_dir={folder.path}: cannot be written to ({error}); choose another folder"
+        ) from error
     return folder
 
 
@@ -431,7 +437,11 @@ class _ServerSide:
             rules={k: v for k, v in config["paradigm"].items() if k != "_target_"},
             batch_size=config["batch_size"],
         )
+        self._recorder.write_summary(
+            self._transport.now(), "running", "the run has not ended", is_durable=False
+        )
         try:
+            self._wait_for_evaluator()
             drive(server)
             if not server.exit_code:  # a job that is about to be ended has no time for an evaluation
                 server.evaluate_final()
@@ -440,20 +450,43 @@ class _ServerSide:
                 self._this.task.buffers.write(server.combined_buffers())
         except BaseException as error:
             self._this.task.buffers.write(server.combined_buffers())
-            self._save("failed", f"{type(error).__name__}: {error}")
+            with contextlib.suppress(TrainingError):  # the first failure is the one to be told
+                self._save("failed", f"{type(error).__name__}: {error}")
             raise
         finally:
             self._evaluator.close()
+        if server.evaluations_skipped:
+            _log.warning(
+                "%d evaluations were left out, each because the one before was still under way; for exact times to an "
+                "accuracy use eval.where=after or a larger eval.every_epochs",
+                server.evaluations_skipped,
+            )
         status = {0: "done", 75: "preempted", 130: "interrupted"}[server.exit_code]
         summary = self._save(status, f"reached {server.ended_by or 'epochs'}")
         print_summary(summary, self._this.folder.path)
         return server.exit_code
 
+    def _wait_for_evaluator(self) -> None:
+        """Begin training when the evaluation process is there: else the first epochs would not be evaluated."""
+        while not self._evaluator.is_ready and not self._this.stop.code:
+            time.sleep(5e-3)
+
     def _save(self, status: str, reason: str) -> dict[str, Any]:
+        """Write weights and summary; the one is not given up for the other."""
         file = io.BytesIO()
         state = self._model.module.state_dict()
         torch.save({name: tensor.detach().clone() for name, tensor in state.items()}, file)
-        write_atomically(self._this.folder.weights, file.getvalue())
-        summary = self._recorder.write_summary(self._transport.now(), status, reason)
+        failure = None
+        try:
+            write_atomically(self._this.folder.weights, file.getvalue())
+        except OSError as error:
+            failure, status = f"the weights could not be saved ({error})", "failed"
+            reason = f"{reason}; {failure}"
+        try:
+            summary = self._recorder.write_summary(self._transport.now(), status, reason)
+        except OSError as error:
+            failure = f"the summary could not be saved ({error})" + (f", and {failure}" if failure else "")
         self._recorder.close()
+        if failure:
+            raise TrainingError(f"{failure}; make room for {self._this.folder.path}, and use events=off")
         return summary

@@ -19,6 +19,7 @@ import torch
 from hydssp.coordination.coordinator import Coordinator
 from hydssp.coordination.events import Decision, Outcome, Push
 from hydssp.coordination.ranges import Dealer
+from hydssp.errors import TrainingError
 from hydssp.evaluation import Evaluation, Evaluator, Request
 from hydssp.transport.backoff import Backoff
 from hydssp.transport.messages import Grant, Pushed
@@ -36,7 +37,7 @@ class Limits:
 
     Attributes:
         max_updates: Updates.
-        max_time_s: Seconds on the server's clock.
+        max_time_s: Seconds from the start of training.
         target_accuracy: Of an evaluation, 0..1.
         rejected_in_a_row: Gradients that are not finite, one after the other, after which the run is given up.
         stall_s: Seconds that a worker may compute on one gradient before the run is given up.
@@ -47,10 +48,6 @@ class Limits:
     target_accuracy: float | None = None
     rejected_in_a_row: int = 100
     stall_s: float | None = None
-
-
-class TrainingError(RuntimeError):
-    """Training cannot go on; the message says who or what is the reason."""
 
 
 @dataclass(frozen=True)
@@ -146,6 +143,7 @@ class Server:
         samples: Samples behind these updates.
         ended_by: Why no further iteration is granted ("" while training goes on).
         exit_code: 0, or what a signal asked for.
+        evaluations_skipped: Evaluations left out because the one before took longer than until the next was due.
 
     Raises:
         TrainingError: From ``step``, when a limit of ``limits`` is passed that means failure.
@@ -171,6 +169,7 @@ class Server:
         self.samples = 0
         self.ended_by = ""
         self.exit_code = 0
+        self.evaluations_skipped = 0
         self._transport = transport
         self._coordinator = coordinator
         self._dealer = dealer
@@ -190,6 +189,7 @@ class Server:
         self._look_for_stalls_at = 0.0
         self._pinned_version = -1
         self._updated_at = 0.0
+        self._started_at = 0.0
         self._group = 0
         self._iterations = [0] * transport.num_workers
         self._pushed: dict[int, Pushed] = {}
@@ -197,6 +197,7 @@ class Server:
 
     def start(self) -> None:
         """Publish the initial weights as version 0 and grant every worker its first iteration."""
+        self._started_at = self._transport.now()
         self._publish_whole()
         self._carry_out(self._coordinator.start(self._transport.now()))
 
@@ -229,8 +230,6 @@ class Server:
             self._pushed[p.worker] = p
             if p.clock.stop_code:
                 self._end(f"a signal to {self._describe(p.worker)}", p.clock.stop_code)
-            if p.clock.samples > 0:
-                self._count_rejected(p)
         for p in pushed:
             has_gradient = p.clock.samples > 0 and p.clock.is_finite and not self.ended_by
             if has_gradient and self._buffers is not None:
@@ -249,6 +248,9 @@ class Server:
                 is_last=event.is_last,
                 has_gradient=event.has_gradient,
             )
+        for p in pushed:
+            if p.clock.samples > 0:
+                self._count_rejected(p)
         left = [event.worker for event in events if event.is_last]
         self._stop(left)
         self._recorder.finish(left, now, self.ended_by or "epochs")
@@ -405,8 +407,11 @@ class Server:
                 f"the weights are not finite any more at version {self.version}; lower optimizer.lr or set clip.norm"
             )
         self._evaluator.begin()
+        num_due = 0
         while self._evaluate_at <= self.samples:
             self._evaluate_at += self._evaluate_every
+            num_due += 1
+        self.evaluations_skipped += max(0, num_due - 1)
 
     def evaluate_final(self) -> None:
         """Wait for the results that are missing, the final weights' last; nobody is held up by it any more."""
@@ -439,7 +444,7 @@ class Server:
         limits = self._limits
         if limits.max_updates is not None and self.version >= limits.max_updates:
             self._end("max_updates")
-        elif limits.max_time_s is not None and now >= limits.max_time_s:
+        elif limits.max_time_s is not None and now - self._started_at >= limits.max_time_s:
             self._end("max_time_s")
 
     def _look_for_stalls(self, now: float) -> None:

@@ -23,7 +23,7 @@ from hydssp.evaluation import EvaluationTask
 from hydssp.straggler import Straggler
 from hydssp.update.buffers import ModuleBuffers
 from hydssp.update.layout import FlatModule, ParameterLayout
-from hydssp.update.step import MakeOptimizer, check_elementwise
+from hydssp.update.step import MakeOptimizer, check_elementwise, check_groups
 from hydssp.worker import Loss
 
 CALIBRATION_SAMPLES = 10_000
@@ -182,4 +182,5 @@ def make_optimizer(config: dict[str, Any]) -> MakeOptimizer:
     """
     make: MakeOptimizer = configuration.build("optimizer", {**config["optimizer"], "_partial_": True})
     check_elementwise(make)
+    check_groups(make, config["parameter_groups"])
     return make

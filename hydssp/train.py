@@ -44,11 +44,12 @@ class Leader:
         if self.code in (PREEMPTED, INTERRUPTED):
             return
         from hydssp import config
-        from hydssp.command_line import check_choices
+        from hydssp.command_line import check_choices, check_run_dir_of_several
 
         self.has_composed = True
         try:
             check_choices()
+            check_run_dir_of_several()
             plain = config.to_plain(composed)
             config.check(plain)
             session = self._session_for(plain)
@@ -123,12 +124,13 @@ def lead(launch: Launch) -> int:
     import hydra
 
     from hydssp import config
-    from hydssp.command_line import explain
+    from hydssp.command_line import explain, flags_first
 
     config.register()
     wants_traceback = os.environ.get("HYDRA_FULL_ERROR", "0") not in ("0", "")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, instead of printing and leaving
     leader = Leader(launch)
+    sys.argv[1:] = flags_first(sys.argv[1:])
     application = hydra.main(version_base="1.3", config_path="pkg://hydssp.conf", config_name="train")(
         leader.run
     )

@@ -81,25 +81,25 @@ class Decision(NamedTuple):
                 f"worker {self.worker} held by the cap: {what} {value} over worker {over} exceeds "
                 f"s_upper {number['s_upper']:.0f}; {_expectation(over, number, self.at)}"
             )
-        s_lower = f"s_lower {number['s_lower']:.0f}"
+        bound = f"the bound {number['s_lower']:.0f}"  # s_lower, s or a round's 0, as the paradigm calls it
         if self.cause is Cause.HELD_BY_RULE:
             over = int(number["lead_over"])
             refusal = ", and the controller gives no extension" if "is_asked" in number else ""
             return (
                 f"worker {self.worker} held by the rule: lead {self.lead} over worker {over} exceeds "
-                f"{s_lower}{refusal}; {_expectation(over, number, self.at)}"
+                f"{bound}{refusal}; {_expectation(over, number, self.at)}"
             )
         waited = f"; waited {self.wait_s:.3g} s" if self.wait_s > 0 else ""
         if self.cause is Cause.LEAD:
-            return f"worker {self.worker} goes on: lead {self.lead} is within {s_lower}{waited}"
+            return f"worker {self.worker} goes on: lead {self.lead} is within {bound}{waited}"
         if self.cause is Cause.EXTENSION:
             return (
-                f"worker {self.worker} goes on by extension: lead {self.lead} exceeds {s_lower}, "
+                f"worker {self.worker} goes on by extension: lead {self.lead} exceeds {bound}, "
                 f"{self.extension} left after this iteration{waited}"
             )
         return (
             f"worker {self.worker} goes on: a slowest worker has pushed since it was held "
-            f"(lead {self.lead}, {s_lower}){waited}"
+            f"(lead {self.lead}, {bound}){waited}"
         )
 
 

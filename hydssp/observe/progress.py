@@ -121,6 +121,7 @@ class Progress:
             if not self._is_started:
                 self._is_started = True
                 self._live.start()
+                self._live.console.show_cursor(True)  # a killed run could not show it again
             self._live.update(line, refresh=True)
 
     def close(self) -> None:

@@ -623,6 +623,7 @@ class Recorder:
             "best_accuracy": self._best_accuracy,
             "final_train_loss": self._recent_loss.mean,
             "evaluations": self._evaluations,
+            "final_accuracy_at_update": self._final["version"] if self._evaluations else None,
             "time_to_accuracy": {f"{target:g}": at for target, at in self._targets.items()},
             "lead_max": self._lead_max,
             "run_ahead_max": self._run_ahead_max,

@@ -20,6 +20,8 @@ from hydssp.update.layout import ParameterLayout
 CHUNK_NUMEL = 1 << 17
 """Elements of a chunk: SGD with momentum moves 20 bytes an element, so that this takes a fraction of a millisecond."""
 
+_ALLOWED = "allowed are elementwise optimizers such as torch.optim.SGD or torch.optim.AdamW"
+
 MakeOptimizer = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
 """Builds an optimizer from a list of parameter groups, as torch's constructors take it."""
 
@@ -41,6 +43,10 @@ def group_ranges(
         UserError: When a group has no pattern or matches no parameter.
     """
     for number, group in enumerate(groups):
+        if len(group) < 2:
+            raise UserError(
+                f"parameter_groups[{number}]={dict(group)}: no option beside the pattern; give at least one, e.g. lr"
+            )
         pattern = group.get("pattern")
         names = [span.name for span in layout.spans]
         if not isinstance(pattern, str) or not fnmatch.filter(names, pattern):
@@ -68,35 +74,57 @@ def check_elementwise(make: MakeOptimizer) -> None:
         UserError: When the results differ (LARS, LAMB, Adafactor), when a step needs a closure (LBFGS) or a matrix
             (Muon), or when the optimizer cannot be built at all.
     """
+    name = getattr(getattr(make, "func", make), "__name__", "this optimizer")
+    try:
+        make([{"params": [torch.nn.Parameter(torch.zeros(1))]}])
+    except Exception as error:
+        raise UserError(
+            f"optimizer: {name} refuses its arguments ({type(error).__name__}: {error}); correct them, or take one out "
+            "with ~optimizer.KEY"
+        ) from error
     generator = torch.Generator().manual_seed(0)
     start = torch.randn(24, generator=generator, dtype=torch.float64)
     start[:7] *= 100
     gradients = torch.randn(3, 24, generator=generator, dtype=torch.float64)
-    name = getattr(getattr(make, "func", make), "__name__", "this optimizer")
+    results = []
     try:
-        results = []
         for cuts in ([0, 24], [0, 7, 24]):
             weights = start.clone()
             for a, b in pairwise(cuts):
                 parameter = torch.nn.Parameter(weights[a:b])
                 optimizer = make([{"params": [parameter]}])
-                name = type(optimizer).__name__
                 for gradient in gradients:
                     parameter.grad = gradient[a:b].clone()
                     optimizer.step()
             results.append(weights)
-    except UserError:
-        raise
     except Exception as error:
         raise UserError(
-            f"optimizer: {name} cannot step on a vector ({type(error).__name__}: {error}); allowed are elementwise "
-            "optimizers with the arguments their constructor takes, such as torch.optim.SGD or torch.optim.AdamW"
+            f"optimizer: {name} cannot step on a vector ({type(error).__name__}: {error}); {_ALLOWED}"
         ) from error
+    if not torch.isfinite(results[0]).all():
+        raise UserError(
+            f"optimizer: {name} makes weights that are not finite; check optimizer.lr and its other numbers"
+        )
     if not torch.allclose(results[0], results[1], rtol=1e-9, atol=1e-12):
         raise UserError(
-            f"optimizer: {name} is not elementwise (its step depends on norms over a tensor); the server updates the "
-            "weights in chunks, so allowed are elementwise optimizers such as torch.optim.SGD or torch.optim.AdamW"
+            f"optimizer: {name} is not elementwise (its step depends on norms over a tensor), and the server updates "
+            f"the weights in chunks; {_ALLOWED}"
         )
+
+
+def check_groups(make: MakeOptimizer, groups: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse options of parameter groups that the optimizer does not know; torch would take and ignore them.
+
+    Raises:
+        UserError: Naming the group and the option.
+    """
+    known = make([{"params": [torch.nn.Parameter(torch.zeros(1))]}]).defaults
+    for number, group in enumerate(groups):
+        for key in set(group) - {"pattern"} - set(known):
+            raise UserError(
+                f"parameter_groups[{number}].{key}={group[key]}: the optimizer has no such option; allowed is "
+                f"{', '.join(sorted(known))}"
+            )
 
 
 class ChunkedOptimizer:

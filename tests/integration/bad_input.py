@@ -39,7 +39,7 @@ BEFORE_TORCH = [
     (["a b"], ["a b", "key=value"]),
     (["batch_size=[1"], ["batch_size=[1", "not an override"]),
     (["batch_size"], ["batch_size"]),
-    (["=3"], ["=3"]),
+    (["=3"], ["override"]),
     (["--no-such-flag"], ["--no-such-flag"]),
     (["+batch_size=3"], ["batch_size"]),
     (["~nothing"], ["nothing"]),
@@ -112,6 +112,7 @@ BEFORE_TORCH = [
     (["schedule=step", "schedule.milestones=[2,1]"], ["schedule.milestones"]),
     (["schedule=step", "schedule.milestones=[1]", "schedule.gamma=2"], ["schedule.gamma=2"]),
     (["parameter_groups=[{lr:1}]"], ["parameter_groups[0]", "pattern"]),
+    (["--multirun", "paradigm=bsp,asp", "run_dir=x"], ["run_dir=x", "runs_dir"]),
     # combinations without a meaning
     (["epochs=null"], ["never end"]),
     (["eval.where=after", "target_accuracy=0.9"], ["eval.where=after", "target_accuracy"]),
@@ -144,6 +145,9 @@ AFTER_TORCH = [
     (["straggler=random", "straggler.probability=2"], ["straggler.probability"]),
     (["straggler=stall", "straggler.worker=9"], ["straggler.worker"]),
     (["parameter_groups=[{pattern:head,lr:1}]"], ["head"]),
+    (['parameter_groups=[{pattern:"*.bias",weight_dcay:0}]'], ["weight_dcay", "weight_decay"]),
+    (['parameter_groups=[{pattern:"*.bias"}]'], ["no option"]),
+    (["optimizer.lr=inf"], ["optimizer", "lr"]),
     (["device=cuda"], ["device=cuda"]),
     (["run_dir=/proc/run"], ["run_dir"]),
 ]

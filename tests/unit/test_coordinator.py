@@ -487,34 +487,34 @@ class TestReasons:
         assert Coordinator(ASP(), 1).start(0.0).releases[0].reason == "worker 0 starts: the first grant"
         hold = push(coordinator, 0, now=1.0).holds[0]
         assert hold.reason == (
-            "worker 0 held by the rule: lead 1 over worker 1 exceeds s_lower 0, and the controller gives no "
+            "worker 0 held by the rule: lead 1 over worker 1 exceeds the bound 0, and the controller gives no "
             "extension; worker 1 has not pushed yet"
         )
         outcome = push(coordinator, 1, now=9.0)
-        assert outcome.releases[0].reason == "worker 0 goes on: lead 0 is within s_lower 0; waited 8 s"
-        assert outcome.releases[1].reason == "worker 1 goes on: lead 0 is within s_lower 0"
+        assert outcome.releases[0].reason == "worker 0 goes on: lead 0 is within the bound 0; waited 8 s"
+        assert outcome.releases[1].reason == "worker 1 goes on: lead 0 is within the bound 0"
         outcome = push(coordinator, 0, now=10.0)
         assert outcome.releases[0].reason == (
-            "worker 0 goes on by extension: lead 1 exceeds s_lower 0, 7 left after this iteration"
+            "worker 0 goes on by extension: lead 1 exceeds the bound 0, 7 left after this iteration"
         )
 
     def test_released_by_an_awaited_push(self, begin):
         coordinator = begin(DSSP(0, 4), 3)
         push(coordinator, 0, now=1.0)
         assert push(coordinator, 1, now=2.5).releases[0].reason == (
-            "worker 0 goes on: a slowest worker has pushed since it was held (lead 1, s_lower 0); "
+            "worker 0 goes on: a slowest worker has pushed since it was held (lead 1, the bound 0); "
             "waited 1.5 s"
         )
 
     def test_no_bound(self, begin):
         reason = push(begin(ASP(), 2), 0, now=1.0).releases[0].reason
-        assert reason == "worker 0 goes on: lead 1 is within s_lower inf"
+        assert reason == "worker 0 goes on: lead 1 is within the bound inf"
 
     def test_held_by_the_rule(self, begin):
         coordinator = begin(SSP(0), 2)
         push(coordinator, 0, 1, now=1.0)
         assert push(coordinator, 0, now=1.5).holds[0].reason == (
-            "worker 0 held by the rule: lead 1 over worker 1 exceeds s_lower 0; "
+            "worker 0 held by the rule: lead 1 over worker 1 exceeds the bound 0; "
             "worker 1's push is expected in 0.5 s"
         )
 

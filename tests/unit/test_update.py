@@ -8,7 +8,7 @@ from torch import nn
 from hydssp.errors import UserError
 from hydssp.update.layout import FlatModule, ParameterLayout
 from hydssp.update.schedule import Constant, LrClock, Step, schedule_epoch
-from hydssp.update.step import ChunkedOptimizer, check_elementwise, group_ranges
+from hydssp.update.step import ChunkedOptimizer, check_elementwise, check_groups, group_ranges
 
 
 class Tied(nn.Module):
@@ -103,6 +103,13 @@ class TestElementwise:
         with pytest.raises(UserError, match=f"optimizer.*{make.__name__}"):
             check_elementwise(make)
 
+    @pytest.mark.parametrize(
+        ("lr", "words"), [(-1, "refuses its arguments.*-1"), (float("inf"), "not finite")]
+    )
+    def test_a_senseless_rate_is_not_blamed_on_the_optimizer(self, lr, words):
+        with pytest.raises(UserError, match=words):
+            check_elementwise(lambda groups: torch.optim.SGD(groups, lr=lr))
+
     def test_wrong_arguments_are_the_users_mistake(self):
         with pytest.raises(UserError, match="momentun"):
             check_elementwise(lambda groups: torch.optim.SGD(groups, lr=0.1, momentun=0.9))
@@ -122,10 +129,21 @@ class TestGroupRanges:
             (6, 12, {"lr": 1.0}),
         ]
 
-    @pytest.mark.parametrize("group", [{"pattern": "*.biass"}, {"lr": 1.0}, {"pattern": 3}])
+    @pytest.mark.parametrize(
+        "group", [{"pattern": "*.biass", "lr": 1.0}, {"lr": 1.0, "eps": 1}, {"pattern": 3, "lr": 1.0}]
+    )
     def test_a_group_that_matches_nothing_is_refused(self, group):
         with pytest.raises(UserError, match=r"parameter_groups\[0\].pattern.*0\.weight"):
             group_ranges(self.layout, [group])
+
+    def test_a_group_without_an_option_is_refused(self):
+        with pytest.raises(UserError, match=r"parameter_groups\[0\].*no option"):
+            group_ranges(self.layout, [{"pattern": "*.bias"}])
+
+    def test_an_option_that_the_optimizer_does_not_have_is_refused(self):
+        check_groups(sgd(), [{"pattern": "*.bias", "weight_decay": 0}])
+        with pytest.raises(UserError, match=r"parameter_groups\[1\].weight_dcay=0: .*weight_decay"):
+            check_groups(sgd(), [{"pattern": "*", "lr": 1}, {"pattern": "*.bias", "weight_dcay": 0}])
 
 
 class TestChunkedOptimizer:
