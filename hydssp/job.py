@@ -199,11 +199,16 @@ def _prepare(config: dict[str, Any], ranks: _Ranks, stop: StopRequest) -> _Run:
     if placement.device != "cpu":
         torch.cuda.set_device(placement.device)
     loaders = ranks.agree(lambda: _start_loaders(config, built, placement, ranks))
-    ends = _open(config, built, ranks.session)
     try:
-        folder = ranks.agree_on_server(lambda: _make_folder(config))
+        ends = _open(config, built, ranks.session)
+        try:
+            folder = ranks.agree_on_server(lambda: _make_folder(config))
+        except UserError:
+            ends.close()
+            raise
     except UserError:
-        ends.close()
+        for loader in loaders:
+            loader.close()
         raise
     return _Run(config, facts, placement, built, loaders, make, ranges, ends, ranks.broadcast(folder), stop)
 
