@@ -36,6 +36,7 @@ class Leader:
     def __init__(self, launch: Launch) -> None:
         self.code = OK
         self.has_composed = False
+        self._told = ""
         self._launch = launch
         self._session: Session | None = None
 
@@ -54,7 +55,9 @@ class Leader:
             config.check(plain)
             session = self._session_for(plain)
         except UserError as error:
-            print(f"hydssp: {error}", file=sys.stderr)
+            if str(error) != self._told:  # what is wrong with a whole series is said once
+                self._told = str(error)
+                print(f"hydssp: {error}", file=sys.stderr)
             self._note(USAGE)
             return
         if session is not None and session.rank != 0:

@@ -25,12 +25,14 @@ stage() {
     [[ $outcome == passed ]] || failed_stages+=("$name")
 }
 
-# mpi_stage ENVIRONMENT NUM_RANKS: only rank 0 prints and reports; what the others print is shown when the stage fails.
+# mpi_stage ENVIRONMENT NUM_RANKS [MARKERS]: only rank 0 prints and reports; what the others print is shown when the
+# stage fails.
 mpi_stage() {
-    local name=mpi$1-np$2 python=$repository/.venv$1/bin/python
+    local markers=${3:-mpi and not slow} python=$repository/.venv$1/bin/python
+    local name=mpi$1-np$2${3:+-${3##* }}
     local launcher=$repository/.venv$1/bin/mpiexec.hydra  # Intel's mpirun is a script that looks for it on the path
     [[ $1 == -intel ]] || launcher=$repository/.venv$1/bin/mpirun
-    local pytest=("$python" -m pytest -q --color=no -p no:cacheprovider --with-mpi -m mpi tests)
+    local pytest=("$python" -m pytest -q --color=no -p no:cacheprovider --with-mpi -m "$markers" tests)
     # shellcheck disable=SC2016  # expanded by the inner shell
     stage "$name" 900 "$launcher" \
         -np 1 "${pytest[@]}" --junitxml="$results/$name.xml" : \
@@ -59,6 +61,8 @@ mpi() {
     for environment in "" -mpich; do
         mpi_stage "$environment" 4
         mpi_stage "$environment" 2
+        # Vectors of more than 2^31 bytes: apart from the tests that measure processor time, which freeing them costs.
+        mpi_stage "$environment" 2 "mpi and slow"
     done
     mpi_stage -intel 3
 }
