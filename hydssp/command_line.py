@@ -53,7 +53,7 @@ def check_run_dir_of_several() -> None:
     if hydra.mode != RunMode.MULTIRUN:
         return
     for override in hydra.overrides.task:
-        if override.startswith("run_dir=") and "${" not in override and override != "run_dir=null":
+        if override.startswith("run_dir=") and "$" not in override and override != "run_dir=null":
             raise UserError(
                 f"{override}: every run of --multirun needs a folder of its own; set runs_dir instead, or e.g. "
                 "'run_dir=runs/${paradigm.name}_${seed}'"

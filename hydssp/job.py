@@ -436,17 +436,17 @@ class _ServerSide:
     def serve(self, drive: Callable[[server_role.Server], None]) -> int:
         """Train by ``drive``, evaluate the final weights, and save everything; returns the exit code."""
         config, server = self._this.config, self._server
-        self._recorder.started(
-            self._transport.now(),
-            config["num_workers"],
-            rules={k: v for k, v in config["paradigm"].items() if k != "_target_"},
-            batch_size=config["batch_size"],
-        )
-        self._recorder.write_summary(
-            self._transport.now(), "running", "the run has not ended", is_durable=False
-        )
         try:
             self._wait_for_evaluator()
+            self._recorder.started(
+                self._transport.now(),
+                config["num_workers"],
+                rules={k: v for k, v in config["paradigm"].items() if k != "_target_"},
+                batch_size=config["batch_size"],
+            )
+            self._recorder.write_summary(
+                self._transport.now(), "running", "the run has not ended", is_durable=False
+            )
             drive(server)
             if not server.exit_code:  # a job that is about to be ended has no time for an evaluation
                 server.evaluate_final()

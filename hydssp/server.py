@@ -252,9 +252,9 @@ class Server:
             if p.clock.samples > 0:
                 self._count_rejected(p)
         left = [event.worker for event in events if event.is_last]
-        self._stop(left)
-        self._recorder.finish(left, now, self.ended_by or "epochs")
         self._carry_out(outcome)
+        self._stop(left)
+        self._recorder.finish(left, self._transport.now(), self.ended_by or "epochs")
 
     def _count_rejected(self, pushed: Pushed) -> None:
         if pushed.clock.is_finite:

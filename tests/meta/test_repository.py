@@ -244,6 +244,8 @@ def test_the_tests_that_the_probes_name_exist():
     named = re.findall(r"`(test_\w+)(?:::(\w+))?", text)
     assert len(named) > 20
     missing = [
-        (file, name) for file, name in named if file not in sources or (name and f"def {name}(" not in sources[file])
+        (file, name)
+        for file, name in named
+        if file not in sources or (name and f"def {name}(" not in sources[file])
     ]
     assert not missing
