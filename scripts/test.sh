@@ -68,7 +68,7 @@ mpi() {
 }
 
 launch() {
-    stage launch 2400 "$repository/.venv/bin/python" -m pytest -q -m launch \
+    stage launch 3000 "$repository/.venv/bin/python" -m pytest -q -m launch \
         --junitxml="$results/launch.xml" tests
     stage launch-mpich 2400 "$repository/.venv-mpich/bin/python" -m pytest -q -m 'launch and not once' \
         --junitxml="$results/launch-mpich.xml" tests
