@@ -28,7 +28,6 @@ from hydssp.worker import Loss
 
 CALIBRATION_SAMPLES = 10_000
 """Training samples that ``buffers=recalibrate`` computes the statistics from, at most."""
-TEST_BATCH_SIZE = 500
 
 
 @dataclass
@@ -43,6 +42,7 @@ class Task:
         buffers: Its persistent buffers.
         loss: Mean loss of a batch.
         straggler: How slow each worker is made.
+        config: What all of this was built from.
     """
 
     train: Any

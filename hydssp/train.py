@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from hydssp.session import Session
 
-OK, ERROR, USAGE = 0, 1, 2
+OK, USAGE = 0, 2
 
 
 class Leader:
@@ -37,12 +37,13 @@ class Leader:
         self.code = OK
         self.has_composed = False
         self._told = ""
+        self._has_followed = False
         self._launch = launch
         self._session: Session | None = None
 
     def run(self, composed: DictConfig) -> None:
         """Check one configuration and train with it; after a signal, do no more."""
-        if self.code in (PREEMPTED, INTERRUPTED):
+        if self._has_followed or self.code in (PREEMPTED, INTERRUPTED):
             return
         from hydssp import config
         from hydssp.command_line import check_choices, check_run_dir_of_several
@@ -61,7 +62,9 @@ class Leader:
             self._note(USAGE)
             return
         if session is not None and session.rank != 0:
-            # A launcher that sets no variable we know: only MPI could tell that this is not rank 0.
+            # A launcher that sets no variable we know: only MPI could tell that this is not rank 0. Following ends
+            # with rank 0's whole series, so that what this rank composed of it is not run again.
+            self._has_followed = True
             self._note(follow(session))
             return
         if session is not None:

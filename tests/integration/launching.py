@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -59,7 +59,11 @@ def environment() -> dict[str, str]:
 
 @contextlib.contextmanager
 def started(
-    *overrides: str, ranks: int = 0, folder: Path, variables: Mapping[str, str] | None = None
+    *overrides: str,
+    ranks: int = 0,
+    folder: Path,
+    variables: Mapping[str, str] | None = None,
+    wrapper: Sequence[str] = (),
 ) -> Iterator[subprocess.Popen[str]]:
     """Start ``python -m hydssp.train`` in a process group of its own, which does not survive the block.
 
@@ -68,9 +72,10 @@ def started(
         ranks: Started by mpirun on so many ranks; 0: without a launcher.
         folder: The run folder, beside which the program runs.
         variables: Further environment variables.
+        wrapper: A command that starts Python on each rank.
     """
     launcher = [*mpirun(), "-np", str(ranks)] if ranks else []
-    command = [*launcher, sys.executable, "-m", "hydssp.train", *overrides]
+    command = [*launcher, *wrapper, sys.executable, "-m", "hydssp.train", *overrides]
     if not any(o.startswith(("-", "run_dir=")) for o in overrides):
         command.append(f"run_dir={folder}")
     with subprocess.Popen(
@@ -105,9 +110,10 @@ def train(
         folder: The run folder.
         timeout_s: After it the whole process group is killed and the test fails.
         variables: Further environment variables.
+        wrapper: A command that starts Python on each rank.
     """
     begun = time.monotonic()
-    with started(*overrides, ranks=ranks, folder=folder, variables=variables) as process:
+    with started(*overrides, ranks=ranks, folder=folder, variables=variables, wrapper=wrapper) as process:
         try:
             out, err = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:

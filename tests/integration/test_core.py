@@ -9,7 +9,7 @@ import torch
 from launching import train
 
 from hydssp import config as configuration
-from hydssp import evaluation, task
+from hydssp import evaluation, launcher, task
 
 pytestmark = [pytest.mark.launch, pytest.mark.timeout(300)]
 
@@ -177,6 +177,18 @@ def test_several_runs_in_one_start(tmp_path, ranks):
         torch.load(p / "weights.pt", weights_only=True) for p in (folder / "bsp_1", alone.folder)
     )
     assert all((in_row[k] == fresh[k]).all() for k in fresh)
+
+
+def test_several_runs_under_a_launcher_that_is_not_known(tmp_path):
+    """Every rank then reads the command line, and learns from MPI alone that it is not rank 0."""
+    folder = tmp_path / "runs"
+    hide = ["env", *(f"-u{name}" for row in launcher._VARIABLES for name in row[1:])]
+    result = train(
+        "--multirun", "seed=0,1", "epochs=1", f"runs_dir={folder}", f"run_dir={folder}/${{seed}}",
+        ranks=3, folder=tmp_path / "unused", wrapper=hide, timeout_s=90,
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    assert result.out.count("Run folder:") == 2
 
 
 def test_a_mistake_in_one_of_several_runs_does_not_stop_the_others(tmp_path):
