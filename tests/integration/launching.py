@@ -101,6 +101,7 @@ def train(
     folder: Path,
     timeout_s: float = 120,
     variables: Mapping[str, str] | None = None,
+    wrapper: Sequence[str] = (),
 ) -> Result:
     """Run ``python -m hydssp.train``.
 
