@@ -6,10 +6,10 @@ import json
 
 import pytest
 import torch
-from launching import train
+from launching import mpirun, train
 
 from hydssp import config as configuration
-from hydssp import evaluation, launcher, task
+from hydssp import evaluation, task
 
 pytestmark = [pytest.mark.launch, pytest.mark.timeout(300)]
 
@@ -182,7 +182,9 @@ def test_several_runs_in_one_start(tmp_path, ranks):
 def test_several_runs_under_a_launcher_that_is_not_known(tmp_path):
     """Every rank then reads the command line, and learns from MPI alone that it is not rank 0."""
     folder = tmp_path / "runs"
-    hide = ["env", *(f"-u{name}" for row in launcher._VARIABLES for name in row[1:])]
+    if "--oversubscribe" not in mpirun():
+        pytest.skip("only Open MPI's variables can be hidden: MPICH itself reads those that we read")
+    hide = ["env", "-uOMPI_COMM_WORLD_RANK", "-uOMPI_COMM_WORLD_SIZE"]
     result = train(
         "--multirun", "seed=0,1", "epochs=1", f"runs_dir={folder}", f"run_dir={folder}/${{seed}}",
         ranks=3, folder=tmp_path / "unused", wrapper=hide, timeout_s=90,
