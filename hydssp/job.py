@@ -36,6 +36,7 @@ from hydssp.coordination.ranges import Dealer, RangeDealer, ShardDealer
 from hydssp.data.loader import Loader
 from hydssp.device import Placement, RankFacts, place
 from hydssp.errors import TrainingError, UserError
+from hydssp.evaluator import Evaluator
 from hydssp.observe import environment, logs
 from hydssp.observe.progress import Progress, print_summary
 from hydssp.observe.recorder import Recorder
@@ -368,7 +369,7 @@ class _ServerSide:
         make_child = functools.partial(
             evaluation.ChildEvaluator, functools.partial(task.make_evaluation_task, config), *sizes
         )
-        self._evaluator: evaluation.Evaluator = (
+        self._evaluator: Evaluator = (
             evaluation.SnapshotEvaluator(make_child, this.folder.path / "snapshots", *sizes)
             if config["eval"]["where"] == "after"
             else make_child()

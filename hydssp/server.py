@@ -1,8 +1,9 @@
 """The server's loop: receive pushes, update the weights, publish them, grant.
 
 One job: carry out what the coordinator decides. It decides nothing about who may run ahead, and knows neither MPI nor
-Hydra nor any paradigm. Between two entries into the transport it works on a bounded number of elements, because on
-several MPI libraries the workers' puts and gets stand still while the server is silent. Time comes from the transport.
+Hydra nor torch nor any paradigm. Between two entries into the transport it works on a bounded number of elements,
+because on several MPI libraries the workers' puts and gets stand still while the server is silent. Time comes from the
+transport.
 """
 
 from __future__ import annotations
@@ -11,22 +12,23 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-import torch
 
 from hydssp.coordination.coordinator import Coordinator
 from hydssp.coordination.events import Decision, Outcome, Push
 from hydssp.coordination.ranges import Dealer
 from hydssp.errors import TrainingError
-from hydssp.evaluation import Evaluation, Evaluator, Request
+from hydssp.evaluator import Evaluation, Evaluator, Request
 from hydssp.transport.backoff import Backoff
 from hydssp.transport.messages import Grant, Pushed
 from hydssp.transport.protocol import ServerTransport
-from hydssp.update.buffers import WorkersBuffers
 from hydssp.update.schedule import LrClock, Schedule, schedule_epoch
-from hydssp.update.step import ChunkedOptimizer
+from hydssp.update.updater import Contribution, Updater
+
+if TYPE_CHECKING:
+    from hydssp.update.buffers import WorkersBuffers
 
 _log = logging.getLogger(__name__)
 
@@ -155,7 +157,7 @@ class Server:
         transport: ServerTransport,
         coordinator: Coordinator,
         dealer: Dealer,
-        optimizer: ChunkedOptimizer,
+        optimizer: Updater,
         step_rule: StepRule,
         evaluator: Evaluator | None,
         evaluate_every: float,
@@ -174,7 +176,7 @@ class Server:
         self._coordinator = coordinator
         self._dealer = dealer
         self._optimizer = optimizer
-        self._weights = optimizer.weights.numpy()
+        self._weights = optimizer.values
         self._rule = step_rule
         self._evaluator = evaluator
         self._evaluate_every = evaluate_every
@@ -193,7 +195,6 @@ class Server:
         self._group = 0
         self._iterations = [0] * transport.num_workers
         self._pushed: dict[int, Pushed] = {}
-        self._gradients = [torch.from_numpy(transport.gradient(w)) for w in range(transport.num_workers)]
 
     def start(self) -> None:
         """Publish the initial weights as version 0 and grant every worker its first iteration."""
@@ -337,6 +338,7 @@ class Server:
         began_at = self._transport.now()
         clocks = [self._pushed[w].clock for w in workers]
         counts = [clock.samples for clock in clocks]
+        staleness = [self.version - clock.version for clock in clocks]
         epoch = schedule_epoch(
             self._rule.lr_clock,
             samples=self.samples,
@@ -353,12 +355,14 @@ class Server:
             self._transport.progress()
 
         self._optimizer.step(
-            list(zip((self._gradients[w] for w in workers), self._rule.weights(counts), strict=True)),
+            [
+                Contribution(w, self._transport.gradient(w), weight, stale)
+                for w, weight, stale in zip(workers, self._rule.weights(counts), staleness, strict=True)
+            ],
             self._rule.schedule.factor(epoch) * self._rule.push_weight,
             publish_chunk,
         )
         self._transport.end_publish()
-        staleness = [self.version - clock.version for clock in clocks]
         self.version += 1
         self.samples += sum(counts)
         self._updated_at = now = self._transport.now()

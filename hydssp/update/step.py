@@ -16,6 +16,7 @@ import torch
 
 from hydssp.errors import UserError
 from hydssp.update.layout import ParameterLayout
+from hydssp.update.updater import Contribution
 
 CHUNK_NUMEL = 1 << 17
 """Elements of a chunk: SGD with momentum moves 20 bytes an element, so that this takes a fraction of a millisecond."""
@@ -128,10 +129,11 @@ def check_groups(make: MakeOptimizer, groups: Sequence[Mapping[str, Any]]) -> No
 
 
 class ChunkedOptimizer:
-    """One optimizer instance per chunk of the vector; steps them in order.
+    """One optimizer instance per chunk of the vector; steps them in order. An ``Updater``.
 
     Attributes:
         weights: The vector that is updated in place, 1-D.
+        values: The same memory for numpy.
         steps: Number of calls of ``step`` so far.
         chunk_numel: Elements of the largest piece worked on at a time.
     """
@@ -144,6 +146,7 @@ class ChunkedOptimizer:
         chunk_numel: int = CHUNK_NUMEL,
     ) -> None:
         self.weights = weights
+        self.values = weights.numpy()
         self.steps = 0
         self.chunk_numel = chunk_numel
         self._buffer = torch.empty(chunk_numel, dtype=weights.dtype)
@@ -165,14 +168,14 @@ class ChunkedOptimizer:
 
     def step(
         self,
-        gradients: Sequence[tuple[torch.Tensor, float]],
+        contributions: Sequence[Contribution],
         lr_factor: float,
         after_chunk: Callable[[int, int], None],
     ) -> None:
-        """Make one update from the weighted sum of ``gradients``, summed in the order given.
+        """Make one update from the weighted sum of gradients, summed in the order given.
 
         Args:
-            gradients: Pairs of a 1-D vector of ``numel`` elements and its weight; at least one.
+            contributions: At least one; each gradient has as many elements as the weights.
             lr_factor: Factor on every configured learning rate for this step.
             after_chunk: Called with ``(start, stop)`` when these elements of ``weights`` are final.
         """
@@ -181,7 +184,7 @@ class ChunkedOptimizer:
                 for group in optimizer.param_groups:
                     group["lr"] = group["initial_lr"] * lr_factor
             self._factor = lr_factor
-        (first, weight), *others = gradients
+        (first, weight), *others = [(torch.from_numpy(c.gradient), c.weight) for c in contributions]
         for a, b, parameter, optimizer in self._chunks:
             if weight == 1.0 and not others:
                 parameter.grad = first[a:b]

@@ -33,12 +33,13 @@ FORBIDDEN = {
     "hydssp.device": {"torch", "mpi4py"} | HYDRA,
     "hydssp.errors": {"torch", "mpi4py", "numpy"} | HYDRA,
     "hydssp.evaluation": {"mpi4py"} | HYDRA,
+    "hydssp.evaluator": {"torch", "mpi4py"} | HYDRA,
     "hydssp.job": {"mpi4py"},
     "hydssp.launcher": {"torch", "mpi4py", "numpy"} | HYDRA,
     "hydssp.models": {"mpi4py", "torchvision"} | HYDRA,
     "hydssp.observe": {"mpi4py", "torch"} | HYDRA,
     "hydssp.observe.tensorboard": {"mpi4py"} | HYDRA,
-    "hydssp.server": {"mpi4py"} | HYDRA,
+    "hydssp.server": {"torch", "mpi4py"} | HYDRA,
     "hydssp.session": {"torch"} | HYDRA,
     "hydssp.signals": {"torch", "mpi4py", "numpy"} | HYDRA,
     "hydssp.straggler": {"torch", "mpi4py"} | HYDRA | CLOCKS_AND_CHANCE,
@@ -50,6 +51,7 @@ FORBIDDEN = {
     "hydssp.transport.two_sided": {"torch", "hydssp.coordination"} | HYDRA,
     "hydssp.update": {"mpi4py"} | HYDRA,
     "hydssp.update.schedule": {"torch", "mpi4py"} | HYDRA,
+    "hydssp.update.updater": {"torch", "mpi4py"} | HYDRA,
     "hydssp.worker": {"mpi4py"} | HYDRA,
 }
 # The module may import these inside functions, but importing the module must not load them.

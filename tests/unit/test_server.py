@@ -11,7 +11,7 @@ import torch
 from hydssp import server as server_role
 from hydssp.coordination import ASP, BSP, DSSP, Coordinator, RangeDealer
 from hydssp.errors import TrainingError
-from hydssp.evaluation import Evaluation, Pinned
+from hydssp.evaluator import Evaluation, Pinned
 from hydssp.observe.recorder import Recorder
 from hydssp.transport.local import LocalFabric
 from hydssp.transport.messages import Clock

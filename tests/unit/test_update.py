@@ -9,6 +9,7 @@ from hydssp.errors import UserError
 from hydssp.update.layout import FlatModule, ParameterLayout
 from hydssp.update.schedule import Constant, LrClock, Step, schedule_epoch
 from hydssp.update.step import ChunkedOptimizer, check_elementwise, check_groups, group_ranges
+from hydssp.update.updater import Contribution
 
 
 class Tied(nn.Module):
@@ -155,7 +156,7 @@ class TestChunkedOptimizer:
         whole = nn.Parameter(start.clone())
         optimizer = torch.optim.SGD([whole], lr=0.1, momentum=0.9)
         for gradient in gradients:
-            chunked.step([(gradient, 1.0)], 1.0, lambda a, b: None)
+            chunked.step([Contribution(0, gradient.numpy(), 1.0, 0)], 1.0, lambda a, b: None)
             whole.grad = gradient.clone()
             optimizer.step()
         assert (weights == whole).all()
@@ -165,7 +166,9 @@ class TestChunkedOptimizer:
         weights = torch.zeros(5)
         chunked = ChunkedOptimizer(weights, sgd(), [(0, 5, {})], chunk_numel=2)
         a, b = torch.ones(5), torch.full((5,), 3.0)
-        chunked.step([(a, 0.5), (b, 2.0)], 0.5, lambda a, b: None)
+        chunked.step(
+            [Contribution(0, a.numpy(), 0.5, 0), Contribution(1, b.numpy(), 2.0, 0)], 0.5, lambda a, b: None
+        )
         torch.testing.assert_close(weights, torch.full((5,), -0.05 * 6.5))
         assert chunked.learning_rate == pytest.approx(0.05)
         assert (a == 1).all()  # a worker's gradient is not the optimizer's scratch space
@@ -180,7 +183,7 @@ class TestChunkedOptimizer:
             assert (weights[b:] == 0).all()
             seen.append((a, b))
 
-        chunked.step([(torch.ones(10), 1.0)], 1.0, after)
+        chunked.step([Contribution(0, np.ones(10, np.float32), 1.0, 0)], 1.0, after)
         assert seen == [(0, 3), (3, 7), (7, 10)]
         torch.testing.assert_close(weights, torch.tensor([-0.1] * 3 + [-1.0] * 7))
 
