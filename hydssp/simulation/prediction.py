@@ -6,6 +6,7 @@ One job: from a recording to a cluster, from a cluster and a paradigm to figures
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ from hydssp.observe.recorder import Recorder
 from hydssp.server import Limits
 from hydssp.simulation.clocks import run_clocks
 from hydssp.simulation.cluster import Cluster, Network, ServerCosts
-from hydssp.simulation.recording import Recording, answer_s, computing_s
+from hydssp.simulation.recording import Recording, answers_s, computing_s, grants_s
 from hydssp.simulation.times import Measured
 
 MAX_PUSHES = 20_000
@@ -63,8 +64,9 @@ class Figures:
 def cluster_of(recording: Recording) -> Cluster:
     """The cluster that a run was recorded on, as far as its log tells.
 
-    Computing times are replayed worker by worker. Pull, push and the answer to a push take their means; of the answer
-    what the server's work does not explain is taken for the way, half for each direction.
+    Computing times are replayed worker by worker; everything else takes its mean. The way of a clock message is the
+    shortest that was seen (the 5 % quantile); what messages wait beyond that is for the server to look, on average half
+    the time between two of its looks.
 
     Raises:
         UserError: When a worker has pushed nothing.
@@ -72,34 +74,29 @@ def cluster_of(recording: Recording) -> Cluster:
     full = [push for push in recording.pushes if push["n"]]
     if not full or not recording.apply_s:
         raise UserError(f"{recording.path}: the recorded run made no update; choose one that did")
-    apply_s = math.fsum(recording.apply_s) / len(recording.apply_s)
-    pushes_per_update = len(full) / len(recording.apply_s)
-    handled_s = answer_s(recording)
-    handle_s = max(0.0, min(handled_s - apply_s, _handle_s(recording)))
-    way_s = max(0.0, handled_s - handle_s - (apply_s if pushes_per_update < 1.5 else 0.0))
+    seen_s = sorted(push["t"] - push["at"] for push in full)
+    clock_s = max(0.0, seen_s[len(seen_s) // 20])
+    apply_s = _mean(recording.apply_s)
     return Cluster(
         recording.num_workers,
         Measured(computing_s(recording)),
         network=Network(
-            latency_s=way_s / 2,
-            pull_s=math.fsum(push["pull"] for push in full) / len(full),
-            push_s=math.fsum(push["push"] for push in full) / len(full),
+            clock_s=clock_s,
+            grant_s=_mean(grants_s(recording)),
+            pull_s=_mean([push["pull"] for push in full]),
+            push_s=_mean([push["push"] for push in full]),
         ),
-        server=ServerCosts(handle_s, apply_s),
+        server=ServerCosts(
+            handle_s=max(0.0, _mean(answers_s(recording)) - apply_s),
+            apply_s=apply_s,
+            poll_s=2 * max(0.0, _mean(seen_s) - clock_s),
+        ),
         slots=recording.config["transport"]["slots"],
     )
 
 
-def _handle_s(recording: Recording) -> float:
-    """What a push costs the server: seconds between the decision and the last grant sent, updates left out."""
-    spent = [
-        call.releases[-1]["t"] - call.now
-        for call in recording.calls
-        if call.kind == "pushes" and len(call.pushes) == 1 and call.releases
-    ]
-    if not spent:
-        return 0.0
-    return max(0.0, math.fsum(spent) / len(spent) - math.fsum(recording.apply_s) / len(recording.apply_s))
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values) if values else 0.0
 
 
 def predict(

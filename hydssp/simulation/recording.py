@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -153,22 +152,20 @@ def computing_s(recording: Recording) -> list[list[float]]:
     return seconds
 
 
-def answer_s(recording: Recording) -> float:
-    """Mean seconds from a push until the worker saw the grant that answered it, of pushes that were not held."""
-    answers = list(_answers(recording))
-    return math.fsum(answers) / len(answers) if answers else 0.0
+def grants_s(recording: Recording) -> list[float]:
+    """Seconds from each grant until its worker saw it."""
+    sent_at = {(r["w"], r["it"]): r["t"] for call in recording.calls for r in call.releases}
+    return [
+        max(0.0, push["granted"] - sent_at[push["w"], push["it"]])
+        for push in recording.pushes
+        if (push["w"], push["it"]) in sent_at
+    ]
 
 
-def _answers(recording: Recording) -> Iterator[float]:
-    was_held = {
-        (release["w"], release["it"])
+def answers_s(recording: Recording) -> list[float]:
+    """Seconds from each decision on one push alone until the grant that answered it was sent: the server's work."""
+    return [
+        call.releases[-1]["t"] - call.now
         for call in recording.calls
-        for release in call.releases
-        if release["held_since"] < release["at"]
-    }
-    pushed_at: dict[int, float] = {}
-    for push in recording.pushes:
-        worker = push["w"]
-        if worker in pushed_at and (worker, push["it"]) not in was_held:
-            yield max(0.0, push["granted"] - pushed_at[worker])
-        pushed_at[worker] = push["at"]
+        if call.kind == "pushes" and len(call.pushes) == len(call.releases) == 1
+    ]

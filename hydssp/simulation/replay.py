@@ -10,7 +10,6 @@ from typing import Any
 
 from hydssp.coordination.coordinator import Coordinator
 from hydssp.coordination.events import Decision, Outcome
-from hydssp.coordination.paradigms import Paradigm
 from hydssp.simulation.recording import Call, Recording
 
 
@@ -33,12 +32,11 @@ class Replay:
     differences: list[str] = field(default_factory=list)
 
 
-def replay(recording: Recording, paradigm: Paradigm) -> Replay:
-    """Run the recorded calls through a coordinator with ``paradigm``.
+def replay(recording: Recording, coordinator: Coordinator) -> Replay:
+    """Run the recorded calls through ``coordinator``, a new one.
 
     A release that finds no batch left is not granted, so that the log shows the worker finish instead.
     """
-    coordinator = Coordinator(paradigm, recording.num_workers)
     result = Replay(num_calls=len(recording.calls))
     calls = recording.calls
     for number, call in enumerate(calls):
