@@ -195,10 +195,10 @@ class Fabric:
 
     def grant(self, worker: int, grant: Grant) -> None:
         """See ``ServerTransport``; the handling of a push takes its time here."""
+        if grant.stop:
+            return  # its gradient stays: the round that it belongs to may not be complete
         if self.numel and (gradient := self._gradients.pop(worker, None)) is not None:
             self._pool.give_back(gradient)
-        if grant.stop:
-            return
         network = self._cluster.network
         self._time += self._cluster.server.handle_s
         seen_at = self._time + network.grant_s

@@ -18,7 +18,7 @@ from hydssp.observe.recorder import Recorder
 from hydssp.server import Limits
 from hydssp.simulation.clocks import run_clocks
 from hydssp.simulation.cluster import Cluster, Network, ServerCosts
-from hydssp.simulation.recording import Recording, answers_s, computing_s, grants_s
+from hydssp.simulation.recording import Recording, answers_s, full_pushes
 from hydssp.simulation.times import Measured
 
 MAX_PUSHES = 20_000
@@ -64,32 +64,32 @@ class Figures:
 def cluster_of(recording: Recording) -> Cluster:
     """The cluster that a run was recorded on, as far as its log tells.
 
-    Computing times are replayed worker by worker; everything else takes its mean. The way of a clock message is the
-    shortest that was seen (the 5 % quantile); what messages wait beyond that is for the server to look, on average half
-    the time between two of its looks.
+    Computing times are replayed worker by worker, with what grant, pull and push took more or less than their means:
+    without that jitter equally fast workers would stay in step. A clock message takes the shortest time that was seen
+    (the 5 % quantile); what half of them waited beyond that is half the time between two looks of the server.
 
     Raises:
         UserError: When a worker has pushed nothing.
     """
-    full = [push for push in recording.pushes if push["n"]]
-    if not full or not recording.apply_s:
+    pushes = full_pushes(recording)
+    if not pushes or not recording.apply_s:
         raise UserError(f"{recording.path}: the recorded run made no update; choose one that did")
-    seen_s = sorted(push["t"] - push["at"] for push in full)
-    clock_s = max(0.0, seen_s[len(seen_s) // 20])
+    mean = {key: _mean([push[key] for push in pushes]) for key in ("grant", "pull", "push")}
+    computing_s: list[list[float]] = [[] for _ in range(recording.num_workers)]
+    for push in pushes:
+        jitter_s = math.fsum(push[key] - mean[key] for key in mean)
+        computing_s[push["w"]].append(max(0.0, push["data"] + push["compute"] + jitter_s))
+    seen_s = sorted(max(0.0, push["t"] - push["at"]) for push in pushes)
+    clock_s = seen_s[len(seen_s) // 20]
     apply_s = _mean(recording.apply_s)
     return Cluster(
         recording.num_workers,
-        Measured(computing_s(recording)),
-        network=Network(
-            clock_s=clock_s,
-            grant_s=_mean(grants_s(recording)),
-            pull_s=_mean([push["pull"] for push in full]),
-            push_s=_mean([push["push"] for push in full]),
-        ),
+        Measured(computing_s),
+        network=Network(clock_s=clock_s, grant_s=mean["grant"], pull_s=mean["pull"], push_s=mean["push"]),
         server=ServerCosts(
             handle_s=max(0.0, _mean(answers_s(recording)) - apply_s),
             apply_s=apply_s,
-            poll_s=2 * max(0.0, _mean(seen_s) - clock_s),
+            poll_s=2 * (seen_s[len(seen_s) // 2] - clock_s),
         ),
         slots=recording.config["transport"]["slots"],
     )

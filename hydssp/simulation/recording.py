@@ -6,7 +6,6 @@ One job: read ``config.yaml`` and ``events.jsonl`` (``observe.recorder`` says wh
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -143,22 +142,13 @@ def read_summary(recording: Recording) -> dict[str, Any]:
     return summary
 
 
-def computing_s(recording: Recording) -> list[list[float]]:
-    """Seconds that each worker took for data, forward and backward, padding included, in its order."""
-    seconds: list[list[float]] = [[] for _ in range(recording.num_workers)]
-    for push in recording.pushes:
-        if push["n"]:
-            seconds[push["w"]].append(push["data"] + push["compute"])
-    return seconds
-
-
-def grants_s(recording: Recording) -> list[float]:
-    """Seconds from each grant until its worker saw it."""
+def full_pushes(recording: Recording) -> list[dict[str, Any]]:
+    """The push records with a batch behind them, each with ``grant`` added: seconds until its worker saw the grant."""
     sent_at = {(r["w"], r["it"]): r["t"] for call in recording.calls for r in call.releases}
     return [
-        max(0.0, push["granted"] - sent_at[push["w"], push["it"]])
+        {**push, "grant": max(0.0, push["granted"] - sent_at[push["w"], push["it"]])}
         for push in recording.pushes
-        if (push["w"], push["it"]) in sent_at
+        if push["n"] and (push["w"], push["it"]) in sent_at
     ]
 
 

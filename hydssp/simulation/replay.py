@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hydssp.coordination.coordinator import Coordinator
-from hydssp.coordination.events import Decision, Outcome
+from hydssp.coordination.events import Decision, Outcome, ProtocolError
 from hydssp.simulation.recording import Call, Recording
 
 
@@ -40,7 +40,13 @@ def replay(recording: Recording, coordinator: Coordinator) -> Replay:
     result = Replay(num_calls=len(recording.calls))
     calls = recording.calls
     for number, call in enumerate(calls):
-        outcome = _repeat(coordinator, call)
+        try:
+            outcome = _repeat(coordinator, call)
+        except (ProtocolError, ValueError) as error:
+            result.differences.append(
+                f"call {number} ({call.kind} at {call.now:.6f} s) cannot have happened: {error}"
+            )
+            break
         result.num_pushes += len(call.pushes)
         result.num_releases += len(call.releases)
         result.num_holds += len(call.holds)
