@@ -9,7 +9,7 @@ from datetime import datetime
 import pytest
 
 from hydssp.errors import UserError
-from hydssp.observe.run_folder import RunFolder, create_run_folder, write_atomically
+from hydssp.observe.run_folder import RunFolder, check_run_folder, create_run_folder, write_atomically
 
 NOW = datetime(2026, 3, 4, 15, 6, 7)
 
@@ -61,6 +61,18 @@ def test_explicit_folder_of_another_run_is_refused_and_left_alone(tmp_path):
     with pytest.raises(UserError, match="run_dir"):
         create_run_folder(tmp_path / "file", "unused", "bsp", NOW)
     assert (tmp_path / "file").read_text() == "x"
+
+
+def test_a_folder_can_be_looked_at_without_being_claimed(tmp_path):
+    (tmp_path / "empty").mkdir()
+    for free in ("new/one", "empty"):
+        check_run_folder(tmp_path / free)
+    assert os.listdir(tmp_path) == ["empty"]
+    create_run_folder(tmp_path / "mine", "unused", "bsp", NOW)
+    (tmp_path / "file").write_text("x")
+    for taken in ("mine", "file"):
+        with pytest.raises(UserError, match=f"run_dir.*{taken}.*never overwrites"):
+            check_run_folder(str(tmp_path / taken))
 
 
 def test_folder_that_cannot_be_made_is_the_users_to_mend(tmp_path):
