@@ -53,7 +53,7 @@ class RunFolder:
 
     @property
     def checkpoints(self) -> Path:
-        """Folder of the checkpoints."""
+        """Folder of the checkpoints; whoever writes the first one makes it."""
         return self.path / "checkpoints"
 
     @property
@@ -89,7 +89,7 @@ def create_run_folder(
     paradigm_label: str,
     now: datetime,
 ) -> RunFolder:
-    """Make a run folder with its ``logs`` and ``checkpoints``, and claim it against any other run.
+    """Make a run folder with its ``logs``, and claim it against any other run.
 
     Args:
         path: The folder the user asked for; None for ``<base>/<date>_<time>_<paradigm>``.
@@ -137,7 +137,6 @@ def _claim_default(base: Path, paradigm_label: str, now: datetime) -> RunFolder:
             attempt += 1
             continue
         folder.logs.mkdir()
-        folder.checkpoints.mkdir()
         return folder
 
 
@@ -150,7 +149,6 @@ def _claim_explicit(path: Path) -> RunFolder:
         folder.logs.mkdir()
     except FileExistsError:
         raise _taken(path) from None
-    folder.checkpoints.mkdir()
     return folder
 
 

@@ -18,7 +18,9 @@ def test_default_folder_is_named_after_date_time_and_paradigm(tmp_path):
     folder = create_run_folder(None, tmp_path / "runs", "dssp", NOW)
     assert folder.path == tmp_path / "runs" / "2026-03-04_150607_dssp"
     assert folder.logs.is_dir()
-    assert folder.checkpoints.is_dir()
+    assert [path.name for path in folder.path.iterdir()] == [
+        "logs"
+    ]  # no empty folder for what may never come
     assert folder.log(12) == folder.path / "logs" / "rank_0012.log"
     names = [folder.config, folder.summary, folder.metrics, folder.events, folder.environment, folder.weights]
     assert [path.name for path in names] == [
