@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import torch
@@ -30,8 +30,10 @@ from hydssp.evaluator import Evaluation, Pinned, Request
 from hydssp.update.buffers import ModuleBuffers, recalibrate
 from hydssp.update.layout import FlatModule
 
+if TYPE_CHECKING:
+    from hydssp.worker import Loss
+
 Batch = tuple[torch.Tensor, torch.Tensor]
-Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
