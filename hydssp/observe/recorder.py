@@ -229,7 +229,7 @@ class Recorder:
         if disposition != "ignored":
             worker.end_wait(pushed.granted_at)
             worker.waits_since = pushed.pushed_at
-            worker.pushes += 1
+            worker.clock += 1
             worker.data_s += clock.data_s
             worker.pull_s += clock.pull_s
             worker.compute_s += clock.compute_s
@@ -239,7 +239,9 @@ class Recorder:
             worker.memory_bytes = clock.memory_bytes
             worker.device_bytes = clock.device_bytes
             totals = self._totals
-            totals.pushes += 1
+            if disposition != "discarded":
+                worker.pushes += 1
+                totals.pushes += 1
             if disposition == "gradient":
                 samples = clock.samples
                 worker.samples += samples
@@ -259,7 +261,7 @@ class Recorder:
             if run_ahead > self._run_ahead_max:
                 self._run_ahead_max = run_ahead
             if self._sample_every > 1:
-                self._is_sampled[w] = worker.pushes % self._sample_every == 0
+                self._is_sampled[w] = worker.clock % self._sample_every == 0
         if self._events is not None and self._is_sampled[w]:
             self._events.write(
                 {
@@ -527,7 +529,7 @@ class Recorder:
         def ratio(above: float, below: float) -> float | None:
             return above / below if below > 0 else None
 
-        active_clocks = [worker.pushes for worker in self._workers if worker.is_active]
+        active_clocks = [worker.clock for worker in self._workers if worker.is_active]
         held = [w for w, worker in enumerate(self._workers) if worker.hold_cause is not None]
         return {
             "t": now,
@@ -550,7 +552,7 @@ class Recorder:
             "active": self._num_active,
             "num_held": len(held),
             "held": held[:_MAX_WORKERS_LISTED],
-            "clocks": [worker.pushes for worker in self._workers[:_MAX_WORKERS_LISTED]],
+            "clocks": [worker.clock for worker in self._workers[:_MAX_WORKERS_LISTED]],
         }
 
     def _usage(self) -> dict[str, Any]:
@@ -587,7 +589,9 @@ class Recorder:
 
         Returns:
             Strict JSON values (no nan). ``wall_s`` runs from ``started`` until the last worker left, and all
-            rates refer to it. ``samples`` are those of accepted gradients. ``final_accuracy`` and
+            rates refer to it. ``pushes``, also by worker, are those that came while the run went on: one under
+            way when it ended trained nothing, and counts in ``discarded_pushes`` alone, although it moves the
+            worker's clock. ``samples`` are those of accepted gradients. ``final_accuracy`` and
             ``final_loss`` belong to the newest version evaluated on test data; ``final_train_loss`` is the
             mean over the latest pushes (100, or 4 per worker). ``time_to_accuracy`` has a key per target,
             seconds from the start to the moment when the weights that reached it were the newest.

@@ -104,8 +104,10 @@ class Totals:
 class WorkerStatistics:
     """What one worker did. Durations are sums in seconds."""
 
+    clock: int = 0
+    """Pushes that the coordinator counted."""
     pushes: int = 0
-    """Pushes that counted, which is the worker's clock."""
+    """Those of them that came before the run had ended."""
     samples: int = 0
     updates: int = 0
     """Updates that this worker's gradient was part of."""

@@ -194,12 +194,12 @@ def test_summary_has_every_key_and_counts_right(folder):
         "seed": 3,
         "num_workers": 2,
         "updates": 2,
-        "pushes": 5,
+        "pushes": 4,  # not the one that was discarded
         "samples": 40,
         "epochs": 0.4,
         "wall_s": 4.0,  # until the last worker left, not until the summary was made
         "updates_per_s": 0.5,
-        "pushes_per_s": 1.25,
+        "pushes_per_s": 1.0,
         "samples_per_s": 10.0,
         "final_accuracy": None,
         "final_loss": None,
@@ -221,7 +221,9 @@ def test_summary_has_every_key_and_counts_right(folder):
     assert {key: summary[key] for key in expected} == expected
     first, second = summary["by_worker"]
     assert (first["worker"], first["pushes"], first["samples"], first["samples_applied"]) == (0, 3, 10, 10)
-    assert (second["pushes"], second["updates"], second["staleness_mean"]) == (2, 1, 1.0)
+    assert (second["pushes"], second["updates"], second["staleness_mean"]) == (1, 1, 1.0)
+    (progress,) = read_records(folder.metrics)
+    assert (progress["pushes"], progress["clocks"]) == (4, [3, 2])  # the coordinator counts it
 
 
 def test_target_time_is_when_the_weights_were_the_newest(folder):
