@@ -31,8 +31,9 @@ holds whose cause is another than at the worker's hold before, with their releas
 are rounded to 1 us.
 
 ``metrics.jsonl``: ``kind`` is ``progress`` (rates, loss, accuracy, staleness and leads since the record
-before; clocks and held workers now, at most 64 of them; sums since the start) or ``evaluation`` (``t``,
-``pinned_at``: when the evaluated weights were the newest; ``version``, ``samples``, ``accuracy``, ``loss``).
+before, the last one until the last worker left; clocks and held workers now, at most 64 of them; sums since
+the start) or ``evaluation`` (``t``, ``pinned_at``: when the evaluated weights were the newest; ``version``,
+``samples``, ``accuracy``, ``loss``).
 
 ``summary.json``: see ``Recorder.summary``.
 """
@@ -493,7 +494,7 @@ class Recorder:
         """Write the progress record, console line and summary that are due; for each turn of the loop."""
         if now < self._next_tick:
             return
-        if now >= self._next_metrics:
+        if now >= self._next_metrics and self._ended_at is None:
             self._progress_record(now)
             self._next_metrics = now + self._progress_s
         if now >= self._next_summary:
@@ -664,7 +665,8 @@ class Recorder:
         """
         if status != RUNNING and not self._has_end:
             self._has_end = True
-            self._progress_record(now)
+            # Training is what its rates are of, not the evaluation of the final weights.
+            self._progress_record(now if self._ended_at is None else self._ended_at)
             if self._events is not None:
                 self._events.write({"e": "end", "t": now, "status": status, "reason": reason}, now)
             for writer in (self._events, self._metrics):

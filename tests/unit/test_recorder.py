@@ -315,6 +315,20 @@ def test_progress_records_cover_the_time_since_the_one_before(folder):
     }
 
 
+def test_the_last_progress_record_ends_with_training_and_not_with_the_evaluation(folder):
+    recorder = Recorder(folder, paradigm="ssp", progress_s=5.0)
+    recorder.started(0.0, 1)
+    recorder.tick(5.0)
+    recorder.push(1, message(0, 0.1, 6.0), 6.0, 1, 1, "gradient", is_last=True)
+    recorder.finish([0], 7.0, "epochs")
+    recorder.tick(11.0)
+    recorder.evaluation(60.0, 1, 10, 0.5, 1.0, 6.0)
+    recorder.write_summary(60.0, "done", "epochs")
+    recorder.close()
+    _, last = (record for record in read_records(folder.metrics) if record["kind"] == "progress")
+    assert (last["t"], last["pushes"], last["pushes_per_s"]) == (7.0, 1, 0.5)
+
+
 def test_records_of_large_runs_list_at_most_64_workers(folder):
     recorder = Recorder(folder, paradigm="bsp", progress_s=1.0)
     recorder.started(0.0, 200)
