@@ -66,6 +66,8 @@ DISPOSITIONS = ("gradient", "empty", "rejected", "discarded", "ignored")
 RUNNING = "running"
 
 _MAX_WORKERS_LISTED = 64
+_MAX_WORKERS_NAMED = 8
+"""In one line of the log."""
 _SUMMARY_PERIOD_S = 30.0
 _FLUSH_PERIOD_S = 1.0
 _SPIKE_FACTOR = 10.0
@@ -422,7 +424,9 @@ class Recorder:
         self._leave(workers, now)
         if self._events is not None:
             self._events.write({"e": "finish", "t": now, "w": list(workers), "why": why}, now)
-        names = ", ".join(str(w) for w in workers)
+        names = ", ".join(str(w) for w in workers[:_MAX_WORKERS_NAMED])
+        if len(workers) > _MAX_WORKERS_NAMED:
+            names += f" and {len(workers) - _MAX_WORKERS_NAMED} more"
         _decisions.info("%.3f s: finished: worker %s (%s)", now - self._started_at, names, why)
 
     def failure(self, worker: int, now: float, why: str) -> None:

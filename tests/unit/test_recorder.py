@@ -425,6 +425,18 @@ def test_holds_are_logged_when_the_cause_changes_and_not_too_often(caplog):
     ]
 
 
+def test_a_line_of_the_log_names_at_most_eight_workers(caplog):
+    recorder = Recorder(None, paradigm="asp")
+    recorder.started(0.0, 500)
+    with caplog.at_level(logging.INFO, logger="hydssp.coordination"):
+        recorder.finish(range(8), 1.0, "epochs")
+        recorder.finish(range(8, 500), 2.0, "epochs")
+    assert [record.getMessage() for record in caplog.records] == [
+        "1.000 s: finished: worker 0, 1, 2, 3, 4, 5, 6, 7 (epochs)",
+        "2.000 s: finished: worker 8, 9, 10, 11, 12, 13, 14, 15 and 484 more (epochs)",
+    ]
+
+
 def test_failure_is_a_warning_and_part_of_the_summary(caplog):
     recorder = Recorder(None, paradigm="ssp")
     recorder.started(0.0, 2)
