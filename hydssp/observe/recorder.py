@@ -53,7 +53,7 @@ import psutil
 from hydssp.errors import UserError
 from hydssp.observe.jsonl import JsonLinesWriter, to_strict
 from hydssp.observe.run_folder import RunFolder, write_atomically
-from hydssp.observe.statistics import IntHistogram, Totals, WindowMean, WorkerStatistics
+from hydssp.observe.statistics import IntHistogram, Totals, WindowMean, WorkerStatistics, loss_window
 
 if TYPE_CHECKING:
     from hydssp.coordination.events import Decision
@@ -142,8 +142,10 @@ class Recorder:
         self._num_active = 0
         self._totals = Totals()
         self._dispositions = dict.fromkeys(DISPOSITIONS, 0)
+        self._rejected_samples = 0
         self._staleness = IntHistogram()
-        self._recent_loss = WindowMean(100)
+        self._initial_loss = WindowMean(loss_window(0))
+        self._recent_loss = WindowMean(loss_window(0))
         self._lead_max = 0
         self._run_ahead_max = 0
         self._apply_s = 0.0
@@ -187,7 +189,8 @@ class Recorder:
         self._num_active = num_workers
         self._is_sampled = [True] * num_workers
         self._last_hold_cause = [None] * num_workers
-        self._recent_loss = WindowMean(max(100, 4 * num_workers))
+        self._initial_loss = WindowMean(loss_window(num_workers))
+        self._recent_loss = WindowMean(loss_window(num_workers))
         self._log_gap_s = max(1.0, 0.1 * num_workers)
         self._started_at = now
         self._metrics_window = self._console_window = (now, Totals())
@@ -254,9 +257,13 @@ class Recorder:
                     totals.loss_sum += clock.loss * samples
                     totals.loss_samples += samples
                     self._recent_loss.add(clock.loss, samples)
+                    if clock.version == 0:
+                        self._initial_loss.add(clock.loss, samples)
                 if clock.correct >= 0:
                     totals.correct += clock.correct
                     totals.correct_samples += samples
+            elif disposition == "rejected":
+                self._rejected_samples += clock.samples
             if lead > self._lead_max:
                 self._lead_max = lead
             if lead > self._window_lead_max:
@@ -594,15 +601,17 @@ class Recorder:
 
         Returns:
             Strict JSON values (no nan). ``wall_s`` runs from ``started`` until the last worker left, and all
-            rates refer to it. ``pushes``, also by worker, are those that came while the run went on: one under
-            way when it ended trained nothing, and counts in ``discarded_pushes`` alone, although it moves the
-            worker's clock. ``samples`` are those of accepted gradients. ``final_accuracy`` and
-            ``final_loss`` belong to the newest version evaluated on test data; ``final_train_loss`` is the
-            mean over the latest pushes (100, or 4 per worker). ``time_to_accuracy`` has a key per target,
-            seconds from the start to the moment when the weights that reached it were the newest.
-            ``lead_max`` and ``run_ahead_max`` are taken right after pushes. In ``time_s_by_worker``, ``wait``
-            runs from a push until the worker saw its next grant; ``held_s`` in ``by_worker`` is the part of
-            it spent held. ``server.apply_s`` is the sum over all updates.
+            rates refer to it. ``pushes``, also by worker, are those that came while the run went on: one
+            under way when it ended trained nothing, and counts in ``discarded_pushes`` alone, although it
+            moves the worker's clock. ``samples`` are those of accepted gradients; ``rejected_samples`` were
+            dealt, too, but their gradients were refused, so that ``epochs`` stays below what was reached.
+            ``final_accuracy`` and ``final_loss`` belong to the newest version evaluated on test data;
+            ``first_train_loss`` is the mean over the pushes computed from the initial weights (about one
+            per worker), ``final_train_loss`` the mean over the latest pushes (100, or 4 per worker).
+            ``time_to_accuracy`` has a key per target, seconds from the start to the moment when the weights
+            that reached it were the newest. ``lead_max`` and ``run_ahead_max`` are taken right after pushes.
+            In ``time_s_by_worker``, ``wait`` runs from a push until the worker saw its next grant; ``held_s``
+            in ``by_worker`` is the part of it spent held. ``server.apply_s`` is the sum over all updates.
         """
         wall_s = max(0.0, (now if self._ended_at is None else self._ended_at) - self._started_at)
         totals = self._totals
@@ -630,6 +639,7 @@ class Recorder:
             "final_accuracy": self._final["accuracy"],
             "final_loss": self._final["loss"],
             "best_accuracy": self._best_accuracy,
+            "first_train_loss": self._initial_loss.mean,
             "final_train_loss": self._recent_loss.mean,
             "evaluations": self._evaluations,
             "final_accuracy_at_update": self._final["version"] if self._evaluations else None,
@@ -646,6 +656,7 @@ class Recorder:
                 "apply_s": self._apply_s,
             },
             "rejected_gradients": self._dispositions["rejected"],
+            "rejected_samples": self._rejected_samples,
             "discarded_pushes": self._dispositions["discarded"],
             "empty_pushes": self._dispositions["empty"],
             "ignored_pushes": self._dispositions["ignored"],

@@ -9,6 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
+def loss_window(num_workers: int) -> int:
+    """How many of the latest pushes the training loss at the end of a run is the mean of."""
+    return max(100, 4 * num_workers)
+
+
 class IntHistogram:
     """How often each integer occurred."""
 

@@ -6,7 +6,7 @@ import enum
 import json
 import logging
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -211,6 +211,7 @@ def test_summary_has_every_key_and_counts_right(folder):
         "controller": {"calls": 4, "extension_histogram": {"0": 1, "2": 3}},
         "server": {"busy_s": 1.0, "busy_fraction": 0.25, "apply_s": pytest.approx(0.03)},
         "rejected_gradients": 1,
+        "rejected_samples": 10,
         "discarded_pushes": 1,
         "empty_pushes": 1,
         "ignored_pushes": 1,
@@ -224,6 +225,18 @@ def test_summary_has_every_key_and_counts_right(folder):
     assert (second["pushes"], second["updates"], second["staleness_mean"]) == (1, 1, 1.0)
     (progress,) = read_records(folder.metrics)
     assert (progress["pushes"], progress["clocks"]) == (4, [3, 2])  # the coordinator counts it
+
+
+def test_the_first_loss_is_that_of_the_initial_weights():
+    recorder = Recorder(None, paradigm="asp")
+    recorder.started(0.0, 2)
+    recorder.push(1, message(0, 0.1, 1.0, loss=2.0), 1.0, 1, 1, "gradient")
+    recorder.push(2, message(1, 0.1, 1.5, samples=30, loss=4.0), 1.5, 1, 1, "gradient")
+    assert recorder.summary(2.0, "running", "")["first_train_loss"] == 3.5
+    later = message(0, 1.1, 2.0, loss=90.0)
+    later = replace(later, clock=replace(later.clock, version=1))
+    recorder.push(3, later, 2.0, 1, 1, "gradient")
+    assert recorder.summary(2.0, "running", "")["first_train_loss"] == 3.5
 
 
 def test_target_time_is_when_the_weights_were_the_newest(folder):
