@@ -7,6 +7,7 @@ configuration has been checked. Knows no transport and no role.
 from __future__ import annotations
 
 import random
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,9 +123,18 @@ def _try_two_samples(task: Task) -> None:
     try:
         inputs, targets = make_batches(task.train).batch(np.arange(min(2, len(task.train))))
         task.module.eval()
-        with torch.no_grad():
-            value = task.loss(task.module(inputs), targets)
+        with torch.no_grad(), warnings.catch_warnings():
+            outputs = task.module(inputs)
+            # Torch's losses go on after it, with the mean over all pairs of an output and another sample's target.
+            warnings.filterwarnings("error", "Using a target size", UserWarning)
+            value = task.loss(outputs, targets)
         task.module.train()
+    except UserWarning as warning:
+        raise UserError(
+            f"data={_name(config['data'])}: targets have shape {list(targets.shape)} and the outputs of "
+            f"model={_name(config['model'])} {list(outputs.shape)}; loss={config['loss']['_target_']} needs the same "
+            "shape. Give the targets that shape, or, for class numbers, use loss._target_=torch.nn.CrossEntropyLoss"
+        ) from warning
     except Exception as error:
         raise UserError(
             f"model={_name(config['model'])} does not fit data={_name(config['data'])} with "
