@@ -295,6 +295,8 @@ def _announce(this: _Run, ranks: _Ranks) -> None:
         f"run folder: {this.folder.path}",
         flush=True,
     )
+    if note := task.batch_note(this.task.num_samples, config["batch_size"], config["num_workers"]):
+        _log.warning("%s", note)
 
 
 def _train(this: _Run) -> int:

@@ -161,6 +161,18 @@ def describe(config: dict[str, Any], task: Task) -> str:
     )
 
 
+def batch_note(num_samples: int, batch_size: int, num_workers: int) -> str:
+    """What to say of a batch size that the training data cannot give every worker; empty: nothing."""
+    if batch_size * num_workers <= num_samples:
+        return ""
+    found = (
+        f"{num_workers} workers share {num_samples:,} training samples, not enough for a full batch for each"
+    )
+    if batch_size > num_samples:
+        found = f"there are only {num_samples:,} training samples, and no batch can hold more"
+    return f"batch_size={batch_size}: {found}; batch_size={max(1, num_samples // num_workers)} or less lets all work"
+
+
 def make_evaluation_task(config: dict[str, Any]) -> EvaluationTask:
     """What the evaluation process needs; called there."""
     task = build_task(config)

@@ -63,3 +63,19 @@ class LossWithAnOpinion(torch.nn.MSELoss):
     def forward(self, outputs, targets):
         warnings.warn("an opinion", stacklevel=1)
         return super().forward(outputs, targets)
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "num_workers", "found", "advice"),
+    [
+        (96, 3, "", ""),
+        (95, 3, "3 workers share 95 training samples", "batch_size=31 or less"),
+        (20, 1, "there are only 20 training samples", "batch_size=20 or less"),
+        (2, 3, "there are only 2 training samples", "batch_size=1 or less"),
+    ],
+)
+def test_a_batch_size_that_is_too_large_for_the_data_is_told(num_samples, num_workers, found, advice):
+    note = task.batch_note(num_samples, 32, num_workers)
+    assert bool(note) == bool(found)
+    assert found in note
+    assert advice in note
