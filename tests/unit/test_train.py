@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -29,3 +31,18 @@ def test_a_run_folder_in_use_is_refused_before_torch_and_mpi(tmp_path, monkeypat
     assert result.stderr.count("hydssp: run_dir: 'mine' exists") == 1
     assert result.stdout.splitlines()[-1] == "loaded:"
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["summary.json"]
+
+
+def test_help_offers_the_choices_that_there_are():
+    conf = Path(__file__).resolve().parents[2] / "conf"
+    there = {
+        folder.name: ", ".join(sorted(file.stem for file in folder.glob("*.yaml")))
+        for folder in conf.iterdir()
+        if any(folder.glob("*.yaml"))
+    }
+    command = [sys.executable, "-m", "hydssp.train", "--help"]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    groups, config = result.stdout.split("All keys")
+    assert dict(re.findall(r"^(\w+): (.+)$", groups, re.MULTILINE)) == there
+    assert "schema" not in result.stdout
+    assert "batch_size: 32" in config
