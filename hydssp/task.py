@@ -19,7 +19,7 @@ from hydssp.data import EpochOrder, check_splits
 from hydssp.data.augment import Augment
 from hydssp.data.batches import BatchMaker, make_batches
 from hydssp.data.loader import Loader
-from hydssp.errors import UserError
+from hydssp.errors import TrainingError, UserError
 from hydssp.evaluation import EvaluationTask
 from hydssp.straggler import Straggler
 from hydssp.update.buffers import ModuleBuffers
@@ -135,6 +135,10 @@ def _try_two_samples(task: Task) -> None:
             f"model={_name(config['model'])} {list(outputs.shape)}; loss={config['loss']['_target_']} needs the same "
             "shape. Give the targets that shape, or, for class numbers, use loss._target_=torch.nn.CrossEntropyLoss"
         ) from warning
+    except UserError:
+        raise
+    except TrainingError as error:  # not a word of the model: the data cannot be read
+        raise UserError(str(error)) from error
     except Exception as error:
         raise UserError(
             f"model={_name(config['model'])} does not fit data={_name(config['data'])} with "

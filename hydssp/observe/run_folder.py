@@ -176,7 +176,9 @@ def write_atomically(path: str | os.PathLike[str], content: str | bytes, *, is_d
             if is_durable:
                 os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
+        if isinstance(error, OSError):
+            error.filename = str(path)  # a full disk shows at a flush, which names no file
         raise

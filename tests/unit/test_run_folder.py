@@ -99,10 +99,10 @@ def test_failed_write_keeps_the_old_file_and_no_temporary_one(tmp_path, monkeypa
     write_atomically(path, "old")
 
     def fail(source, target):
-        raise OSError("no space left")
+        raise OSError(28, "no space left")
 
     monkeypatch.setattr(os, "replace", fail)
-    with pytest.raises(OSError, match="no space"):
+    with pytest.raises(OSError, match=r"no space left: .*summary\.json'"):
         write_atomically(path, "new")
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["summary.json"]
