@@ -304,6 +304,9 @@ def _announce(this: Run, ranks: _Ranks) -> None:
         f"run folder: {this.folder.path}",
         flush=True,
     )
+    config = this.config
+    if note := task.batch_note(this.task.num_samples, config["batch_size"], config["num_workers"]):
+        _log.warning("%s", note)
 
 
 def _train(this: Run) -> int:
