@@ -37,6 +37,12 @@ def check_choices() -> None:
             )
 
 
+def names_group(group: str) -> bool:
+    """Whether the command line chooses or changes something of ``group``."""
+    given = (override.lstrip("+~") for override in HydraConfig.get().overrides.task)
+    return any(override.split("=")[0].split(".")[0].split("@")[0] == group for override in given)
+
+
 def flags_first(arguments: list[str]) -> list[str]:
     """The command line with flags that take no value before the overrides, as Hydra's parser wants it."""
     flags = {"--multirun", "-m", "--help", "-h", "--hydra-help", "--version", "--resolve"}

@@ -12,6 +12,7 @@ import math
 import os
 import traceback
 from dataclasses import dataclass, field, fields
+from datetime import datetime
 from enum import Enum
 from typing import Any, Optional
 
@@ -20,8 +21,11 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue
 
-from hydssp.coordination.paradigms import DSSP
+from hydssp.coordination.paradigms import DSSP, Paradigm
+from hydssp.coordination.ranges import Dealer, RangeDealer, ShardDealer
 from hydssp.errors import UserError
+from hydssp.observe.run_folder import RunFolder, create_run_folder, write_atomically
+from hydssp.server import Limits
 from hydssp.update.schedule import LrClock
 
 # omegaconf reads these annotations at run time and wants Optional[...] in them.
@@ -179,12 +183,55 @@ class TrainConfig:
     loss: Any = MISSING
 
 
+@dataclass
+class NetworkConfig:
+    """See ``simulation.cluster.Network``."""
+
+    latency_s: float = 2e-5
+    pull_s: float = 0.0
+    push_s: float = 0.0
+    bandwidth: Optional[float] = None
+
+
+@dataclass
+class ServerCostsConfig:
+    """See ``simulation.cluster.ServerCosts``."""
+
+    handle_s: float = 5e-5
+    apply_s: float = 1e-4
+
+
+@dataclass
+class SimulationConfig:
+    """What is simulated beside the computing times."""
+
+    train: bool = False
+    num_samples: int = 50_000
+    num_parameters: int = 1_000_000
+    group_size: int = 1
+    allreduce_s: float = 0.0
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+    server: ServerCostsConfig = field(default_factory=ServerCostsConfig)
+    crashes: list[Any] = field(default_factory=list)
+
+
+@dataclass
+class SimulateConfig(TrainConfig):
+    """All top-level keys of ``conf/simulate.yaml``."""
+
+    cluster: Any = MISSING
+    simulate: SimulationConfig = field(default_factory=SimulationConfig)
+    replay: Optional[str] = None
+    advise: Optional[str] = None
+
+
 def register() -> None:
     """Put the schemas where ``conf/`` refers to them."""
     store = ConfigStore.instance()
     # In a group of their own, so that they are not offered as paradigms and transports.
     for name, node in (
         ("train", TrainConfig),
+        ("simulate", SimulateConfig),
         ("paradigm", ParadigmConfig),
         ("ssp", SSPConfig),
         ("dssp", DSSPConfig),
@@ -272,6 +319,47 @@ def build_straggler(node: dict[str, Any], num_workers: int) -> Any:
     return straggler
 
 
+def build_paradigm(config: dict[str, Any]) -> Paradigm:
+    """The paradigm of the run."""
+    paradigm: Paradigm = build("paradigm", config["paradigm"])
+    return paradigm
+
+
+def build_dealer(config: dict[str, Any], num_samples: int, is_synchronous: bool) -> Dealer:
+    """What deals ``num_samples`` an epoch to ``num_workers`` workers, in rounds if the paradigm is synchronous."""
+    stock = (num_samples, config["batch_size"], config["epochs"])
+    if config["data"]["sharding"] == "static":
+        return ShardDealer(*stock, config["num_workers"], rounds=is_synchronous)
+    return RangeDealer(*stock, rounds=is_synchronous, lookahead=config["data"]["loader_workers"] > 0)
+
+
+def build_limits(config: dict[str, Any]) -> Limits:
+    """When the run ends besides running out of epochs."""
+    return Limits(
+        max_updates=config["max_updates"],
+        max_time_s=config["max_time_s"],
+        target_accuracy=config["target_accuracy"],
+        rejected_in_a_row=1 if config["nonfinite"] == "abort" else config["nonfinite_limit"],
+        stall_s=config["stall_limit_s"],
+    )
+
+
+def claim_run_folder(config: dict[str, Any], now: datetime) -> RunFolder:
+    """Make the run's folder and write the configuration into it.
+
+    Raises:
+        UserError: When the folder is taken or cannot be written to.
+    """
+    folder = create_run_folder(config["run_dir"], config["runs_dir"], config["paradigm"]["name"], now)
+    try:
+        write_atomically(folder.config, OmegaConf.to_yaml(config))
+    except OSError as error:
+        raise UserError(
+            f"run_dir={folder.path}: cannot be written to ({error}); choose another folder"
+        ) from error
+    return folder
+
+
 def _require(is_right: bool, key: str, value: Any, allowed: str) -> None:
     if not is_right:
         raise UserError(f"{key}={value}: allowed is {allowed}")
@@ -283,7 +371,8 @@ def check(config: dict[str, Any]) -> None:
     Raises:
         UserError: Naming the key, its value and what is allowed.
     """
-    known = {f.name for f in fields(TrainConfig)}
+    is_simulation = "simulate" in config
+    known = {f.name for f in fields(SimulateConfig if is_simulation else TrainConfig)}
     for key in set(config) - known:
         raise UserError(f"{key}={config[key]}: there is no such key; allowed is {', '.join(sorted(known))}")
     for key in known - set(config):
@@ -318,6 +407,10 @@ def check(config: dict[str, Any]) -> None:
     check_number("clip.norm", 0, exclusive=True)
     check_number("nonfinite_limit", 1)
     check_number("stall_limit_s", 1)
+    if is_simulation:
+        for key in ("num_samples", "num_parameters", "group_size"):
+            check_number(f"simulate.{key}", 1)
+        check_number("simulate.allreduce_s", 0)
     data = config["data"]
     _require(data["sharding"] in ("dynamic", "static"), "data.sharding", data["sharding"], "dynamic, static")
     _require(isinstance(data["drop_last"], bool), "data.drop_last", data["drop_last"], "true, false")

@@ -79,6 +79,18 @@ def evaluate(task: EvaluationTask, batch_size: int = 500) -> tuple[float, float]
     return (correct / task.num_samples if has_classes else math.nan), total_loss / task.num_samples
 
 
+def evaluate_pinned(
+    task: EvaluationTask, pinned: Pinned, calibration: list[torch.Tensor]
+) -> tuple[float, float]:
+    """Accuracy and mean loss of pinned weights and buffers; recalibrated buffers are written back to ``pinned``."""
+    task.model.weights.copy_(torch.from_numpy(pinned.weights))
+    task.buffers.write(pinned.buffers)
+    if calibration:
+        recalibrate(task.model.module, calibration)
+        task.buffers.read(pinned.buffers)
+    return evaluate(task)
+
+
 def _shared_memory(num_bytes: int) -> int:
     """A file descriptor of memory that a child process can map."""
     if hasattr(os, "memfd_create"):
@@ -314,12 +326,7 @@ def _child_main() -> None:
     calibration = task.calibration() if task.calibration else []
     print("ready", file=results)
     for _ in sys.stdin.buffer:
-        task.model.weights.copy_(torch.from_numpy(pinned.weights))
-        task.buffers.write(pinned.buffers)
-        if calibration:
-            recalibrate(task.model.module, calibration)
-            task.buffers.read(pinned.buffers)
-        accuracy, mean_loss = evaluate(task)
+        accuracy, mean_loss = evaluate_pinned(task, pinned, calibration)
         print(json.dumps({"accuracy": accuracy, "loss": mean_loss}), file=results)
 
 

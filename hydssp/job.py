@@ -24,7 +24,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from omegaconf import OmegaConf
 
 from hydssp import config as configuration
 from hydssp import evaluation, task
@@ -32,7 +31,6 @@ from hydssp import server as server_role
 from hydssp import worker as worker_role
 from hydssp.coordination.coordinator import Coordinator
 from hydssp.coordination.paradigms import Paradigm
-from hydssp.coordination.ranges import Dealer, RangeDealer, ShardDealer
 from hydssp.data.loader import Loader
 from hydssp.device import Placement, RankFacts, place
 from hydssp.errors import TrainingError, UserError
@@ -40,10 +38,11 @@ from hydssp.evaluator import Evaluator
 from hydssp.observe import environment, logs
 from hydssp.observe.progress import Progress, print_summary
 from hydssp.observe.recorder import Recorder
-from hydssp.observe.run_folder import RunFolder, create_run_folder, write_atomically
+from hydssp.observe.run_folder import RunFolder, write_atomically
 from hydssp.observe.tensorboard import open_board
 from hydssp.session import Session
 from hydssp.signals import StopRequest
+from hydssp.straggler import Straggler
 from hydssp.transport.backoff import Backoff, choose_backoff
 from hydssp.transport.local import LocalFabric
 from hydssp.transport.opening import open_server, open_worker
@@ -95,7 +94,7 @@ class _Ranks:
 
 
 @dataclass
-class _Ends:
+class Ends:
     """The ends of the transport in this process: the server's, one worker's, or all of them."""
 
     server: ServerTransport | None
@@ -110,7 +109,7 @@ class _Ends:
 
 
 @dataclass
-class _Run:
+class Run:
     """What this rank knows when everything is agreed on."""
 
     config: dict[str, Any]
@@ -120,14 +119,14 @@ class _Run:
     loaders: list[Loader]
     make_optimizer: MakeOptimizer | None
     ranges: list[tuple[int, int, dict[str, Any]]]
-    ends: _Ends
+    ends: Ends
     folder: RunFolder
     stop: StopRequest
 
     @property
     def paradigm(self) -> Paradigm:
-        paradigm: Paradigm = configuration.build("paradigm", self.config["paradigm"])
-        return paradigm
+        """Who may go on."""
+        return configuration.build_paradigm(self.config)
 
     @property
     def push_weight(self) -> float:
@@ -135,6 +134,23 @@ class _Run:
         if self.paradigm.is_synchronous or self.config["async_weight"] == "one":
             return 1.0
         return 1.0 / int(self.config["num_workers"])
+
+    @property
+    def headline(self) -> str:
+        """What is trained how, in one line."""
+        config = self.config
+        rate = config["optimizer"].get("lr")
+        if rate is None:
+            step = "learning rate: the optimizer's own default"
+        elif self.paradigm.is_synchronous:
+            step = f"learning rate {rate:g} per round"
+        else:
+            per_push = f"{rate * self.push_weight:.3g} (async_weight={config['async_weight']})"
+            step = f"learning rate {rate:g}, per push {per_push}"
+        return (
+            f"hydssp: {config['paradigm']['name']}, {config['num_workers']} workers, "
+            f"{task.describe(config, self.task)}, batch {config['batch_size']} per worker, {step}"
+        )
 
     def describe(self, worker: int) -> str:
         """A worker with rank and host."""
@@ -180,16 +196,14 @@ def run(config: dict[str, Any], session: Session | None) -> int:
     return int(ranks.broadcast(code))
 
 
-def _prepare(config: dict[str, Any], ranks: _Ranks, stop: StopRequest) -> _Run:
+def _prepare(config: dict[str, Any], ranks: _Ranks, stop: StopRequest) -> Run:
     """Build everything and open the transport; the run folder comes last, so that a mistake leaves nothing behind.
 
     Raises:
         UserError: The same on every rank, with nothing allocated.
     """
-    facts = ranks.gather(_facts())
-    # A process that is alone is a worker too, and may use the GPU of one.
-    placed = place(facts if ranks.session else facts * 2, config["device"], config["threads"])
-    placement = placed[ranks.rank if ranks.session else 1]
+    facts = ranks.gather(own_facts())
+    placement = place_rank(facts, config, ranks.rank if ranks.session else None)
     if "OMP_NUM_THREADS" not in os.environ or config["threads"]:
         torch.set_num_threads(placement.num_threads)
     built = ranks.agree(lambda: task.build_task(config))
@@ -203,7 +217,7 @@ def _prepare(config: dict[str, Any], ranks: _Ranks, stop: StopRequest) -> _Run:
     try:
         ends = _open(config, built, ranks.session)
         try:
-            folder = ranks.agree_on_server(lambda: _make_folder(config))
+            folder = ranks.agree_on_server(lambda: configuration.claim_run_folder(config, datetime.now()))
         except UserError:
             ends.close()
             raise
@@ -211,7 +225,7 @@ def _prepare(config: dict[str, Any], ranks: _Ranks, stop: StopRequest) -> _Run:
         for loader in loaders:
             loader.close()
         raise
-    return _Run(config, facts, placement, built, loaders, make, ranges, ends, ranks.broadcast(folder), stop)
+    return Run(config, facts, placement, built, loaders, make, ranges, ends, ranks.broadcast(folder), stop)
 
 
 def _start_loaders(
@@ -225,7 +239,15 @@ def _start_loaders(
     return loaders
 
 
-def _facts() -> RankFacts:
+def place_rank(facts: list[RankFacts], config: dict[str, Any], rank: int | None) -> Placement:
+    """What this rank uses; None: a process that is alone, which is a worker too and may use the GPU of one."""
+    if rank is None:
+        return place(facts * 2, config["device"], config["threads"])[1]
+    return place(facts, config["device"], config["threads"])[rank]
+
+
+def own_facts() -> RankFacts:
+    """What this rank knows of itself."""
     num_cuda = torch.cuda.device_count() if torch.cuda.is_available() else 0
     affinity = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     return RankFacts(socket.gethostname(), tuple(sorted(affinity)), num_cuda)
@@ -242,35 +264,22 @@ def _check_alike(ranks: _Ranks, built: task.Task) -> None:
         )
 
 
-def _open(config: dict[str, Any], built: task.Task, session: Session | None) -> _Ends:
+def _open(config: dict[str, Any], built: task.Task, session: Session | None) -> Ends:
     options = {k: v for k, v in config["transport"].items() if k != "name"}
     options["num_buffers"] = built.buffers.numel
     sizes = (built.layout.numel, built.layout.numpy_dtype)
     if session is None:
         fabric = LocalFabric(config["num_workers"], *sizes, clock=time.monotonic, **options)
-        return _Ends(fabric.server, list(fabric.workers))
+        return Ends(fabric.server, list(fabric.workers))
     name = config["transport"]["name"]
     if session.rank == 0:
-        return _Ends(open_server(name, session.comm, *sizes, **options), [])
-    return _Ends(None, [open_worker(name, session.comm, *sizes, **options)])
+        return Ends(open_server(name, session.comm, *sizes, **options), [])
+    return Ends(None, [open_worker(name, session.comm, *sizes, **options)])
 
 
-def _make_folder(config: dict[str, Any]) -> RunFolder:
-    folder = create_run_folder(
-        config["run_dir"], config["runs_dir"], config["paradigm"]["name"], datetime.now()
-    )
-    try:
-        write_atomically(folder.config, OmegaConf.to_yaml(config))
-    except OSError as error:
-        raise UserError(
-            f"run_dir={folder.path}: cannot be written to ({error}); choose another folder"
-        ) from error
-    return folder
-
-
-def _announce(this: _Run, ranks: _Ranks) -> None:
+def _announce(this: Run, ranks: _Ranks) -> None:
     """Write environment.json and print what the run is, before it starts. Collective."""
-    config, placement = this.config, this.placement
+    placement = this.placement
     role = "worker" if ranks.rank else "server"
     described = ranks.gather(environment.rank_facts(ranks.rank, role, placement.device))
     if placement.shares_device:
@@ -280,16 +289,8 @@ def _announce(this: _Run, ranks: _Ranks) -> None:
     library = ranks.session.library if ranks.session else None
     facts = environment.collect(sys.argv, mpi_vendor=library, mpi_library=library, ranks=described)
     write_atomically(this.folder.environment, json.dumps(facts, indent=1) + "\n")
-    rate = config["optimizer"].get("lr")
-    if rate is None:
-        step = "learning rate: the optimizer's own default"
-    elif this.paradigm.is_synchronous:
-        step = f"learning rate {rate:g} per round"
-    else:
-        step = f"learning rate {rate:g}, per push {rate * this.push_weight:.3g} (async_weight={config['async_weight']})"
     print(
-        f"hydssp: {config['paradigm']['name']}, {config['num_workers']} workers, {task.describe(config, this.task)}, "
-        f"batch {config['batch_size']} per worker, {step}\n"
+        f"{this.headline}\n"
         f"{library or 'one process, no MPI'}; {torch.get_num_threads()} compute thread(s) per rank\n"
         f"{environment.rank_map(described).text}\n"
         f"run folder: {this.folder.path}",
@@ -297,17 +298,19 @@ def _announce(this: _Run, ranks: _Ranks) -> None:
     )
 
 
-def _train(this: _Run) -> int:
+def _train(this: Run) -> int:
     """Play the roles that this process has; returns the exit code, which counts on rank 0."""
     # Each worker of a local run needs a module of its own, made before the server binds the first one.
     modules = [
         copy.deepcopy(this.task.module) if this.ends.server else this.task.module for _ in this.ends.workers
     ]
-    side = _ServerSide(this) if this.ends.server else None
+    side = ServerSide(this, _make_evaluator(this)) if this.ends.server else None
     # What dropout and the like draw differs from worker to worker, and is the same in the next run.
     torch.manual_seed(this.config["seed"] + 1 + (this.ends.workers[0].worker if this.ends.workers else -1))
     workers = [
-        _make_worker(this, end, module, loader)
+        make_worker(
+            this.config, this.task, module, end, loader, this.placement.device, lambda: this.stop.code
+        )
         for end, module, loader in zip(this.ends.workers, modules, this.loaders, strict=True)
     ]
     if side is None:
@@ -320,22 +323,29 @@ def _train(this: _Run) -> int:
     return side.serve(lambda server: server_role.run(server, this.backoff()))
 
 
-def _make_worker(
-    this: _Run, end: WorkerTransport, module: torch.nn.Module, loader: Loader
+def make_worker(
+    config: dict[str, Any],
+    built: task.Task,
+    module: torch.nn.Module,
+    end: WorkerTransport,
+    batches: worker_role.Batches,
+    device: str,
+    stop_code: Callable[[], int],
+    straggler: Straggler | None = None,
 ) -> worker_role.Worker:
-    device, built = this.placement.device, this.task
+    """A worker that computes with ``module``; ``straggler`` in place of the configured one, if given."""
     buffers = ModuleBuffers(module)
     model = FlatModule(module, built.layout, device)
     model.module.train()
     return worker_role.Worker(
         end,
         model,
-        loader,
+        batches,
         built.loss.to(device) if isinstance(built.loss, torch.nn.Module) else built.loss,
-        built.straggler,
+        straggler or built.straggler,
         buffers,
-        worker_role.Clip(**this.config["clip"]),
-        lambda: this.stop.code,
+        worker_role.Clip(**config["clip"]),
+        stop_code,
     )
 
 
@@ -355,25 +365,29 @@ def _step_in_turn(server: server_role.Server, workers: list[worker_role.Worker])
             time.sleep(min([*padded, 1e-3]))
 
 
-class _ServerSide:
+def _make_evaluator(this: Run) -> Evaluator:
+    """Evaluates in a process beside this one, during training or after it."""
+    built = this.task
+    sizes = (built.layout.numel, built.layout.numpy_dtype, built.buffers.numel)
+    make_child = functools.partial(
+        evaluation.ChildEvaluator, functools.partial(task.make_evaluation_task, this.config), *sizes
+    )
+    if this.config["eval"]["where"] == "after":
+        return evaluation.SnapshotEvaluator(make_child, this.folder.path / "snapshots", *sizes)
+    return make_child()
+
+
+class ServerSide:
     """The server with everything that it writes to."""
 
-    def __init__(self, this: _Run) -> None:
+    def __init__(self, this: Run, evaluator: Evaluator) -> None:
         assert this.ends.server is not None
         assert this.make_optimizer is not None
         self._this, self._transport = this, this.ends.server
         config, built = this.config, this.task
         self._coordinator = Coordinator(this.paradigm, config["num_workers"])
         self._model = FlatModule(built.module, built.layout)
-        sizes = (built.layout.numel, built.layout.numpy_dtype, built.buffers.numel)
-        make_child = functools.partial(
-            evaluation.ChildEvaluator, functools.partial(task.make_evaluation_task, config), *sizes
-        )
-        self._evaluator: Evaluator = (
-            evaluation.SnapshotEvaluator(make_child, this.folder.path / "snapshots", *sizes)
-            if config["eval"]["where"] == "after"
-            else make_child()
-        )
+        self._evaluator = evaluator
         target = config["target_accuracy"]
         self._recorder = Recorder(
             this.folder,
@@ -384,7 +398,7 @@ class _ServerSide:
             targets=sorted({*config["eval"]["targets"], *([target] if target is not None else [])}),
             progress_s=config["progress_s"],
             progress=Progress(progress_s=config["progress_s"]),
-            controller=self._controller_figures,
+            controller=lambda: self._coordinator.controller_figures,
             board=open_board(config["tensorboard"], this.folder.path),
         )
         initial = np.zeros(built.buffers.numel)
@@ -392,7 +406,7 @@ class _ServerSide:
         self._server = server_role.Server(
             transport=self._transport,
             coordinator=self._coordinator,
-            dealer=self._dealer(),
+            dealer=configuration.build_dealer(config, built.num_samples, this.paradigm.is_synchronous),
             optimizer=ChunkedOptimizer(self._model.weights, this.make_optimizer, this.ranges),
             step_rule=server_role.StepRule(
                 schedule=configuration.build("schedule", config["schedule"]),
@@ -405,34 +419,13 @@ class _ServerSide:
             evaluator=self._evaluator,
             evaluate_every=config["eval"]["every_epochs"] * len(built.train),
             recorder=self._recorder,
-            limits=server_role.Limits(
-                max_updates=config["max_updates"],
-                max_time_s=config["max_time_s"],
-                target_accuracy=config["target_accuracy"],
-                rejected_in_a_row=1 if config["nonfinite"] == "abort" else config["nonfinite_limit"],
-                stall_s=config["stall_limit_s"],
-            ),
+            limits=configuration.build_limits(config),
             buffers=WorkersBuffers(
                 initial, config["num_workers"], BufferPolicy[config["buffers"]], built.buffers.is_integer
             ),
             stop_code=lambda: this.stop.code,
             describe=this.describe,
         )
-
-    def _dealer(self) -> Dealer:
-        config, built = self._this.config, self._this.task
-        options = {"rounds": self._this.paradigm.is_synchronous}
-        stock = (built.num_samples, config["batch_size"], config["epochs"])
-        if config["data"]["sharding"] == "static":
-            return ShardDealer(*stock, config["num_workers"], **options)
-        return RangeDealer(*stock, **options, lookahead=config["data"]["loader_workers"] > 0)
-
-    def _controller_figures(self) -> dict[str, Any]:
-        histogram = sorted(self._coordinator.extension_histogram.items())
-        return {
-            "calls": self._coordinator.num_controller_calls,
-            "extension_histogram": {str(r): n for r, n in histogram},
-        }
 
     def serve(self, drive: Callable[[server_role.Server], None]) -> int:
         """Train by ``drive``, evaluate the final weights, and save everything; returns the exit code."""

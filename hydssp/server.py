@@ -111,6 +111,9 @@ class Recorder(Protocol):
     def finish(self, workers: Sequence[int], now: float, why: str) -> None:
         """Workers have left."""
 
+    def failure(self, worker: int, now: float, why: str) -> None:
+        """A worker is lost."""
+
     def evaluation(
         self, now: float, version: int, samples: int, accuracy: float, loss: float, pinned_at: float
     ) -> None:
@@ -223,6 +226,14 @@ class Server:
             return False
         self._recorder.busy(self._transport.now() - now)
         return True
+
+    def fail(self, workers: Sequence[int], why: str) -> None:
+        """Go on without ``workers``, which are lost; the batches that they were granted are not dealt again."""
+        now = self._transport.now()
+        outcome = self._coordinator.on_failure(workers, now)
+        for worker in workers:
+            self._recorder.failure(worker, now, why)
+        self._carry_out(outcome)
 
     def _handle(self, pushed: list[Pushed], now: float) -> None:
         self._group += 1

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 from typing import TYPE_CHECKING, Any
 
 from hydssp.abort import fail, guard
@@ -30,12 +29,10 @@ class Leader:
 
     Attributes:
         code: The exit code so far: the first that is not 0.
-        has_composed: Whether Hydra has come as far as a configuration.
     """
 
     def __init__(self, launch: Launch) -> None:
         self.code = OK
-        self.has_composed = False
         self._told = ""
         self._has_followed = False
         self._launch = launch
@@ -48,7 +45,6 @@ class Leader:
         from hydssp import config
         from hydssp.command_line import check_choices, check_run_dir_of_several
 
-        self.has_composed = True
         try:
             check_choices()
             check_run_dir_of_several()
@@ -127,31 +123,10 @@ class Leader:
 
 def lead(launch: Launch) -> int:
     """Rank 0: read the command line, run what it asks for."""
-    import hydra
+    from hydssp.application import run_composed
 
-    from hydssp import config
-    from hydssp.command_line import explain, flags_first
-
-    config.register()
-    wants_traceback = os.environ.get("HYDRA_FULL_ERROR", "0") not in ("0", "")
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, instead of printing and leaving
     leader = Leader(launch)
-    sys.argv[1:] = flags_first(sys.argv[1:])
-    application = hydra.main(version_base="1.3", config_path="pkg://hydssp.conf", config_name="train")(
-        leader.run
-    )
-    try:
-        application()
-    except SystemExit as exit_:
-        # Only Hydra's argument parser exits here.
-        leader.code = leader.code or (USAGE if exit_.code else OK)
-    except Exception as error:
-        if leader.has_composed:
-            fail(error)
-        if wants_traceback:
-            traceback.print_exception(error)
-        print(f"hydssp: {explain(error)}", file=sys.stderr)
-        leader.code = leader.code or USAGE
+    leader.code = run_composed("train", leader.run) or leader.code
     return leader.finish()
 
 

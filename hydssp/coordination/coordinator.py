@@ -258,6 +258,12 @@ class Coordinator:
         """Workers that were granted and have not pushed yet, oldest grant first."""
         return tuple(self._computing)
 
+    @property
+    def controller_figures(self) -> dict[str, object]:
+        """``calls`` of the controller, and ``extension_histogram``: its answer as text -> how often."""
+        histogram = {str(r): count for r, count in sorted(self.extension_histogram.items())}
+        return {"calls": self.num_controller_calls, "extension_histogram": histogram}
+
     def lead(self, worker: int) -> int:
         """Clock of ``worker`` minus min(t); 0 for a worker that is not active."""
         return self._clocks[worker] - self._min if self._is_active[worker] else 0

@@ -177,6 +177,16 @@ def print_summary(
         _print(stream, "\n".join([*lines, "", *notes]))
 
 
+def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, stream: TextIO | None = None) -> None:
+    """Print columns, the last one as text to the left, all others to the right."""
+    lines = _aligned([[*row[:-1]] for row in (head, *rows)])
+    last = [row[-1] for row in (head, *rows)]
+    _print(
+        sys.stdout if stream is None else stream,
+        "\n".join(f"{a}  {b}" for a, b in zip(lines, last, strict=True)),
+    )
+
+
 def _facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     def number(value: float | None, form: str) -> str:
         return "-" if value is None else form.format(value)

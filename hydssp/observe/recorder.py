@@ -65,7 +65,6 @@ DISPOSITIONS = ("gradient", "empty", "rejected", "discarded", "ignored")
 RUNNING = "running"
 
 _MAX_WORKERS_LISTED = 64
-_SUMMARY_PERIOD_S = 30.0
 _FLUSH_PERIOD_S = 1.0
 _SPIKE_FACTOR = 10.0
 _SPIKE_AFTER_PUSHES = 50
@@ -89,6 +88,7 @@ class Recorder:
         sample_every: int = 10,
         targets: Sequence[float] = (),
         progress_s: float = 5.0,
+        summary_s: float = 30.0,
         progress: Progress | None = None,
         controller: Callable[[], Mapping[str, Any]] | None = None,
         board: Board | None = None,
@@ -104,6 +104,7 @@ class Recorder:
             sample_every: With ``sample``, every how many pushes of a worker one is kept.
             targets: Test accuracies, 0 .. 1, whose time is wanted.
             progress_s: Seconds between two progress records.
+            summary_s: Seconds between two summaries of a run that goes on.
             progress: The console; None for none.
             controller: Gives the controller's figures (``calls``, ``extension_histogram``) whenever a summary
                 is made.
@@ -121,6 +122,7 @@ class Recorder:
         self._data_size = data_size
         self._targets: dict[float, float | None] = dict.fromkeys(targets)
         self._progress_s = progress_s
+        self._summary_s = summary_s
         self._progress = progress
         self._controller = controller
         self._board = board
@@ -189,7 +191,7 @@ class Recorder:
         self._started_at = now
         self._metrics_window = self._console_window = (now, Totals())
         self._next_metrics = now + self._progress_s
-        self._next_summary = now + _SUMMARY_PERIOD_S
+        self._next_summary = now + self._summary_s
         self._next_flush = now + _FLUSH_PERIOD_S
         self._next_tick = now
         if self._events is not None:
@@ -495,7 +497,7 @@ class Recorder:
             self._progress_record(now)
             self._next_metrics = now + self._progress_s
         if now >= self._next_summary:
-            self._next_summary = now + _SUMMARY_PERIOD_S
+            self._next_summary = now + self._summary_s
             self._periodic_summary(now)
         if now >= self._next_flush:
             self._next_flush = now + _FLUSH_PERIOD_S
