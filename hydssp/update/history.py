@@ -64,7 +64,7 @@ class VersionHistory:
         return self._copies.get(nearest), False
 
     def begin_update(self, workers: list[int]) -> None:
-        """An update from the gradients of ``workers`` begins; each chunk is to go through ``keep`` before its change."""
+        """An update from the gradients of ``workers`` begins; each chunk goes through ``keep`` before its change."""
         mine = sum(self._granted.get(w) == self.version for w in workers)
         if self._num_computing.get(self.version, 0) > mine:
             self._being_copied = self._free.pop() if self._free else torch.empty_like(self._weights)

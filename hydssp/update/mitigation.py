@@ -430,7 +430,9 @@ class GapAware(Mitigation):
             self._penalty = _ElementPenalty(setting)
         else:
             whole = [(0, setting.numel)]
-            self._penalty = _BlockPenalty(setting, setting.tensors if self._granularity == "tensor" else whole)
+            self._penalty = _BlockPenalty(
+                setting, setting.tensors if self._granularity == "tensor" else whole
+            )
 
     def begin(self, parts: Sequence[Part], progress: Callable[[], None]) -> None:
         """Blocks look at their gap beforehand."""
@@ -481,7 +483,7 @@ class _WorkersMomenta:
             chunk.options["nesterov"] = True
 
     def step(self, chunk: Chunk, worker: int, gradient: torch.Tensor, *, has_decay: bool) -> None:
-        """``v_i <- gamma v_i + g`` and ``weights <- weights - lr (gamma v_i + g)``: Nesterov's step with the worker's v."""
+        """``v_i <- gamma v_i + g``, then ``weights <- weights - lr (gamma v_i + g)``: Nesterov's step on this v."""
         chunk.momentum_buffer = self._momenta[worker, chunk.start : chunk.stop]
         chunk.step(gradient, has_decay=has_decay)
 
@@ -631,9 +633,7 @@ class DelayCompensated(Mitigation):
     def end(self, parts: Sequence[Part]) -> list[Effect]:
         """The gap of each gradient."""
         numel = self._setting.numel
-        return [
-            Effect(math.sqrt(part.gap_square_sum / numel), None, None, part.is_exact) for part in parts
-        ]
+        return [Effect(math.sqrt(part.gap_square_sum / numel), None, None, part.is_exact) for part in parts]
 
 
 def check_mitigation(
@@ -673,10 +673,8 @@ def check_mitigation(
         return
     for options in [optimizer.defaults, *({**optimizer.defaults, **group} for group in groups)]:
         if kind is not torch.optim.SGD or not options["momentum"] > 0 or options["dampening"] != 0:
-            shown = ", ".join(
-                f"{key}={options[key]}" for key in ("momentum", "dampening") if key in options
-            )
+            shown = ", ".join(f"{key}={options[key]}" for key in ("momentum", "dampening") if key in options)
             raise UserError(
-                f"mitigation={name} optimizer={kind.__name__}{f' with {shown}' if shown else ''}: it is a form of SGD's "
+                f"mitigation={name} optimizer={kind.__name__}{f' with {shown}' if shown else ''}: a form of SGD's "
                 f"momentum; allowed with {name} is {mitigation.optimizers}"
             )
