@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from hydssp.errors import UserError
 
-GROUPS = ("paradigm", "data", "model", "optimizer", "schedule", "transport", "straggler")
+GROUPS = ("paradigm", "data", "model", "optimizer", "schedule", "mitigation", "transport", "straggler")
 
 
 def check_choices() -> None:

@@ -26,7 +26,7 @@ from hydssp.coordination.ranges import Dealer, RangeDealer, ShardDealer
 from hydssp.errors import UserError
 from hydssp.observe.run_folder import RunFolder, create_run_folder, write_atomically
 from hydssp.server import Limits
-from hydssp.update.schedule import LrClock
+from hydssp.update.schedule import LrClock, Schedule, WarmUp
 
 # omegaconf reads these annotations at run time and wants Optional[...] in them.
 # ruff: noqa: UP045
@@ -153,6 +153,14 @@ class ClipConfig:
 
 
 @dataclass
+class WarmupConfig:
+    """See ``update.schedule.WarmUp``."""
+
+    epochs: float = 0.0
+    start: Optional[float] = None
+
+
+@dataclass
 class TrainConfig:
     """All top-level keys of ``conf/train.yaml``; that file says what each means."""
 
@@ -166,7 +174,7 @@ class TrainConfig:
     device: Device = Device.auto
     dtype: Precision = Precision.float32
     threads: Optional[int] = None
-    async_weight: AsyncWeight = AsyncWeight.per_worker
+    async_weight: Optional[AsyncWeight] = None
     lr_clock: LrClock = LrClock.samples
     buffers: Buffers = Buffers.average
     clip: ClipConfig = field(default_factory=ClipConfig)
@@ -186,6 +194,8 @@ class TrainConfig:
     optimizer: Any = MISSING
     parameter_groups: list[Any] = field(default_factory=list)
     schedule: Any = MISSING
+    warmup: WarmupConfig = field(default_factory=WarmupConfig)
+    mitigation: Any = MISSING
     straggler: Any = MISSING
     loss: Any = MISSING
 
@@ -335,6 +345,15 @@ def build_paradigm(config: dict[str, Any]) -> Paradigm:
     return paradigm
 
 
+def build_schedule(config: dict[str, Any]) -> Schedule:
+    """The learning-rate schedule of the run, with its warm-up."""
+    schedule: Schedule = build("schedule", config["schedule"])
+    epochs, start = config["warmup"]["epochs"], config["warmup"]["start"]
+    # Before the ranks are counted there may be no number of workers; the checks do not depend on it.
+    warm = WarmUp(schedule, epochs, 1.0 / (config["num_workers"] or 1) if start is None else start)
+    return warm if epochs else schedule
+
+
 def build_dealer(config: dict[str, Any], num_samples: int, is_synchronous: bool) -> Dealer:
     """What deals ``num_samples`` an epoch to ``num_workers`` workers, in rounds if the paradigm is synchronous."""
     stock = (num_samples, config["batch_size"], config["epochs"])
@@ -439,7 +458,7 @@ def check(config: dict[str, Any]) -> None:
     name, names = config["transport"]["name"], ("rma", "two_sided", "local")
     _require(name in names, "transport.name", name, ", ".join(names))
     build("paradigm", config["paradigm"])
-    build("schedule", config["schedule"])
+    build_schedule(config)
     for number, group in enumerate(config["parameter_groups"]):
         if not isinstance(group, dict) or not isinstance(group.get("pattern"), str):
             raise UserError(

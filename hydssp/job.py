@@ -130,9 +130,14 @@ class Run:
         return configuration.build_paradigm(self.config)
 
     @property
+    def async_weight(self) -> str:
+        """``per_worker`` or ``one``: as configured, else what the mitigation wants."""
+        return self.config["async_weight"] or task.make_mitigation(self.config).async_weight
+
+    @property
     def push_weight(self) -> float:
         """Factor on the learning rate of a step from single pushes."""
-        if self.paradigm.is_synchronous or self.config["async_weight"] == "one":
+        if self.paradigm.is_synchronous or self.async_weight == "one":
             return 1.0
         return 1.0 / int(self.config["num_workers"])
 
@@ -146,8 +151,10 @@ class Run:
         elif self.paradigm.is_synchronous:
             step = f"learning rate {rate:g} per round"
         else:
-            per_push = f"{rate * self.push_weight:.3g} (async_weight={config['async_weight']})"
-            step = f"learning rate {rate:g}, per push {per_push}"
+            per_push = f"{rate * self.push_weight:.3g} (async_weight={self.async_weight})"
+            step = (
+                f"learning rate {rate:g}, per push {per_push}, mitigation {task.make_mitigation(config).name}"
+            )
         return (
             f"hydssp: {config['paradigm']['name']}, {config['num_workers']} workers, "
             f"{task.describe(config, self.task)}, batch {config['batch_size']} per worker, {step}"
@@ -424,9 +431,16 @@ class ServerSide:
             transport=self._transport,
             coordinator=self._coordinator,
             dealer=configuration.build_dealer(config, built.num_samples, this.paradigm.is_synchronous),
-            optimizer=ChunkedOptimizer(self._model.weights, this.make_optimizer, this.ranges),
+            optimizer=ChunkedOptimizer(
+                self._model.weights,
+                this.make_optimizer,
+                this.ranges,
+                mitigation=task.make_mitigation(config),
+                num_workers=config["num_workers"],
+                tensors=[(span.start, span.stop) for span in built.layout.spans],
+            ),
             step_rule=server_role.StepRule(
-                schedule=configuration.build("schedule", config["schedule"]),
+                schedule=configuration.build_schedule(config),
                 lr_clock=LrClock[config["lr_clock"]],
                 push_weight=this.push_weight,
                 is_mean=this.paradigm.is_synchronous,

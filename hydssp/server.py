@@ -25,7 +25,7 @@ from hydssp.transport.backoff import Backoff
 from hydssp.transport.messages import Grant, Pushed
 from hydssp.transport.protocol import ServerTransport
 from hydssp.update.schedule import LrClock, Schedule, schedule_epoch
-from hydssp.update.updater import Contribution, Updater
+from hydssp.update.updater import Contribution, Effect, Updater
 
 if TYPE_CHECKING:
     from hydssp.update.buffers import WorkersBuffers
@@ -98,9 +98,15 @@ class Recorder(Protocol):
         """One clock message was handled, in the ``group``-th call of the coordinator."""
 
     def update(
-        self, now: float, version: int, applied: list[tuple[int, int, int]], lr: float, apply_s: float
+        self,
+        now: float,
+        version: int,
+        applied: list[tuple[int, int, int]],
+        lr: float,
+        apply_s: float,
+        effects: Sequence[Effect],
     ) -> None:
-        """An update was made from ``(worker, staleness, samples)``."""
+        """An update was made from ``(worker, staleness, samples)``, with what is known of each (or nothing)."""
 
     def release(self, decision: Decision, grant: Grant, now: float) -> None:
         """A worker goes on."""
@@ -335,6 +341,7 @@ class Server:
                     grant, next_epoch=following.epoch, next_start=following.start, next_count=following.count
                 )
             self._iterations[worker] += 1
+            self._optimizer.granted(worker)
             self._transport.grant(worker, grant)
             self._granted_at[worker] = self._transport.now()
             self._recorder.release(decision, grant, self._granted_at[worker])
@@ -365,7 +372,7 @@ class Server:
             slot[start:stop] = self._weights[start:stop]
             self._transport.progress()
 
-        self._optimizer.step(
+        effects = self._optimizer.step(
             [
                 Contribution(w, self._transport.gradient(w), weight, stale)
                 for w, weight, stale in zip(workers, self._rule.weights(counts), staleness, strict=True)
@@ -383,6 +390,7 @@ class Server:
             list(zip(workers, staleness, counts, strict=True)),
             self._optimizer.learning_rate,
             now - began_at,
+            effects,
         )
         if self.samples >= self._evaluate_at and self._evaluator is not None and not self._evaluator.is_busy:
             self.pin_for_evaluation()

@@ -24,6 +24,7 @@ from hydssp.evaluation import EvaluationTask
 from hydssp.straggler import Straggler
 from hydssp.update.buffers import ModuleBuffers
 from hydssp.update.layout import FlatModule, ParameterLayout
+from hydssp.update.mitigation import Mitigation, check_mitigation
 from hydssp.update.step import MakeOptimizer, check_elementwise, check_groups
 from hydssp.worker import Loss
 
@@ -204,9 +205,31 @@ def make_optimizer(config: dict[str, Any]) -> MakeOptimizer:
     """The optimizer's constructor with the configured arguments.
 
     Raises:
-        UserError: When it cannot be built, or is not elementwise.
+        UserError: When it cannot be built, is not elementwise, or does not go with the mitigation.
     """
     make: MakeOptimizer = configuration.build("optimizer", {**config["optimizer"], "_partial_": True})
     check_elementwise(make)
-    check_groups(make, config["parameter_groups"])
+    groups = config["parameter_groups"]
+    check_groups(make, groups)
+    check_mitigation(
+        make_mitigation(config),
+        make([{"params": [torch.nn.Parameter(torch.zeros(1))]}]),
+        groups,
+        is_synchronous=configuration.build_paradigm(config).is_synchronous,
+    )
     return make
+
+
+def make_mitigation(config: dict[str, Any]) -> Mitigation:
+    """What is done to stale gradients; not yet bound to any weights.
+
+    Raises:
+        UserError: When it cannot be built.
+    """
+    mitigation = configuration.build("mitigation", config["mitigation"])
+    if not isinstance(mitigation, Mitigation):
+        raise UserError(
+            f"mitigation._target_={config['mitigation']['_target_']}: gives a {type(mitigation).__name__}; allowed is "
+            "a class that derives from hydssp.update.mitigation.Mitigation"
+        )
+    return mitigation

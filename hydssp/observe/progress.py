@@ -217,6 +217,7 @@ def _facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
             for target, at in summary["time_to_accuracy"].items()
         ),
         ("staleness", "mean {}, p99 {}, max {}".format(*delays)),
+        *_gap_facts(summary),
         ("lead", f"max {summary['lead_max']}, run-ahead max {summary['run_ahead_max']}"),
         ("server", f"busy {number(server['busy_fraction'], '{:.0%}')}, updates {server['apply_s']:.2f} s"),
     ]
@@ -231,6 +232,17 @@ def _facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         if summary[key]
     ]
     return facts + ([("pushes without effect", ", ".join(lost))] if lost else [])
+
+
+def _gap_facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What the mitigation measured; nothing where it measures nothing."""
+    gap, penalty = summary.get("gap", {}), summary.get("penalty", {})
+    facts = []
+    if gap.get("mean") is not None:
+        facts.append(("gap", f"mean {gap['mean']:.3g}, max {gap['max']:.3g}"))
+    if penalty.get("mean") is not None:
+        facts.append(("penalty", f"mean {penalty['mean']:.3g}, max {penalty['max']:.3g}"))
+    return facts
 
 
 def _worker_rows(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]], int]:

@@ -17,7 +17,8 @@ push       g (number of the server's call that handled it; equal g: handled toge
            grad (has a gradient), lead, ahead (run-ahead), d (gradient | empty | rejected | discarded |
            ignored), loss, and the durations data, pull, compute, push in seconds
 update     v (version made), w, stale, n (lists: worker, staleness and samples of each gradient in it), lr,
-           apply_s
+           apply_s; gap, penalty, penalty_max (lists, see ``Effect``; null where the mitigation does not
+           know them)
 release    w, cause, at, clock, lead, ahead, held_since, ext (extension left), it, v (version to pull),
            epoch, start, n (batch range), stop; reason, in words, only after a wait
 hold       w, cause, at, clock, lead, ahead, held_since, ext, reason
@@ -45,7 +46,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -53,13 +54,21 @@ import psutil
 from hydssp.errors import UserError
 from hydssp.observe.jsonl import JsonLinesWriter, to_strict
 from hydssp.observe.run_folder import RunFolder, write_atomically
-from hydssp.observe.statistics import IntHistogram, Totals, WindowMean, WorkerStatistics, loss_window
+from hydssp.observe.statistics import (
+    IntHistogram,
+    LogHistogram,
+    Totals,
+    WindowMean,
+    WorkerStatistics,
+    loss_window,
+)
 
 if TYPE_CHECKING:
     from hydssp.coordination.events import Decision
     from hydssp.observe.progress import Progress
     from hydssp.observe.tensorboard import Board
     from hydssp.transport.messages import Grant, Pushed
+    from hydssp.update.updater import Effect
 
 EVENTS_MODES = ("full", "sample", "off")
 DISPOSITIONS = ("gradient", "empty", "rejected", "discarded", "ignored")
@@ -148,6 +157,11 @@ class Recorder:
         self._staleness = IntHistogram()
         self._initial_loss = WindowMean(loss_window(0))
         self._recent_loss = WindowMean(loss_window(0))
+        self._gap, self._penalty = LogHistogram(), LogHistogram()
+        self._penalty_max: float | None = None
+        self._approximated_gaps = 0
+        self._window_gap, self._window_penalty = LogHistogram(), LogHistogram()
+        self._window_staleness = IntHistogram()
         self._lead_max = 0
         self._run_ahead_max = 0
         self._apply_s = 0.0
@@ -312,7 +326,13 @@ class Recorder:
             _log.warning("loss spike: %.4g from worker %d, against %.4g in the latest pushes", loss, w, usual)
 
     def update(
-        self, now: float, version: int, applied: Sequence[tuple[int, int, int]], lr: float, apply_s: float
+        self,
+        now: float,
+        version: int,
+        applied: Sequence[tuple[int, int, int]],
+        lr: float,
+        apply_s: float,
+        effects: Sequence[Effect] = (),
     ) -> None:
         """The optimizer made a step.
 
@@ -322,6 +342,8 @@ class Recorder:
             applied: (worker, staleness, samples) of each gradient in it.
             lr: Learning rate used.
             apply_s: Seconds the step took.
+            effects: What the mitigation found out about each gradient, in the order of ``applied``; empty for
+                nothing.
         """
         self._totals.updates += 1
         self._apply_s += apply_s
@@ -333,7 +355,14 @@ class Recorder:
             worker.staleness_sum += staleness
             self._totals.staleness_sum += staleness
             self._totals.staleness_count += 1
-            self._staleness.add(staleness)
+            self._window_staleness.add(staleness)
+        for effect in effects:
+            if effect.gap is not None:
+                self._window_gap.add(effect.gap)
+                self._approximated_gaps += not effect.is_exact
+            if effect.penalty_mean is not None and effect.penalty_max is not None:
+                self._window_penalty.add(effect.penalty_mean)
+                self._penalty_max = max(effect.penalty_max, self._penalty_max or 0.0)
         if self._events is not None and (
             self._sample_every == 1 or any(self._is_sampled[w] for w, _, _ in applied)
         ):
@@ -347,6 +376,9 @@ class Recorder:
                     "n": [samples for _, _, samples in applied],
                     "lr": lr,
                     "apply_s": round(apply_s, 6),
+                    "gap": _figures(effect.gap for effect in effects),
+                    "penalty": _figures(effect.penalty_mean for effect in effects),
+                    "penalty_max": _figures(effect.penalty_max for effect in effects),
                 },
                 now,
             )
@@ -532,8 +564,36 @@ class Recorder:
             self._metrics.write({"kind": "progress", **status, **self._usage()}, now)
             if self._board is not None:
                 self._board.scalars("progress", status)
+                self._show_histograms(self._board)
+        self._close_window()
         self._metrics_window = (now, copy.copy(self._totals))
         self._window_lead_max = 0
+
+    def _show_histograms(self, board: Board) -> None:
+        """Those of the time since the latest progress record."""
+        samples, stale = self._totals.samples, self._window_staleness
+        if stale.total:
+            bins = [(s - 0.5, s + 0.5, stale.counts[s]) for s in sorted(stale.counts)]
+            squares = sum(s * s * count for s, count in stale.counts.items())
+            board.histogram("update/staleness", bins, sums=(stale.sum, squares), samples=samples)
+        for name, histogram in (("gap", self._window_gap), ("penalty", self._window_penalty)):
+            if histogram.total:
+                sums = (histogram.sum, histogram.square_sum)
+                board.histogram(f"update/{name}", histogram.bins(), sums=sums, samples=samples)
+
+    def _histograms(self) -> tuple[IntHistogram, LogHistogram, LogHistogram]:
+        """Of staleness, gap and penalty, since the start."""
+        return (
+            self._staleness + self._window_staleness,
+            self._gap + self._window_gap,
+            self._penalty + self._window_penalty,
+        )
+
+    def _close_window(self) -> None:
+        """Pushes are counted in the window alone, and added up when it ends."""
+        self._staleness, self._gap, self._penalty = self._histograms()
+        self._window_staleness = IntHistogram()
+        self._window_gap, self._window_penalty = LogHistogram(), LogHistogram()
 
     def _status(self, now: float, window: tuple[float, Totals]) -> dict[str, Any]:
         since, before = window
@@ -611,12 +671,17 @@ class Recorder:
             ``first_train_loss`` is the mean over the pushes computed from the initial weights (about one
             per worker), ``final_train_loss`` the mean over the latest pushes (100, or 4 per worker).
             ``time_to_accuracy`` has a key per target, seconds from the start to the moment when the weights
-            that reached it were the newest. ``lead_max`` and ``run_ahead_max`` are taken right after pushes.
+            that reached it were the newest. ``gap`` and ``penalty`` tell what the mitigation measured per
+            gradient (null where it measures nothing): root mean square of weights now less weights used, and
+            what the gradient was divided by; ``penalty.mean`` and the histogram are of the mean over the
+            elements, ``penalty.max`` is the largest element's. ``gap.approximated`` counts gradients for which
+            a version near their own had to do. ``lead_max`` and ``run_ahead_max`` are taken right after pushes.
             In ``time_s_by_worker``, ``wait`` runs from a push until the worker saw its next grant; ``held_s``
             in ``by_worker`` is the part of it spent held. ``server.apply_s`` is the sum over all updates.
         """
         wall_s = max(0.0, (now if self._ended_at is None else self._ended_at) - self._started_at)
         totals = self._totals
+        staleness, gap, penalty = self._histograms()
 
         def per_second(count: int) -> float | None:
             return count / wall_s if wall_s > 0 else None
@@ -648,7 +713,9 @@ class Recorder:
             "time_to_accuracy": {f"{target:g}": at for target, at in self._targets.items()},
             "lead_max": self._lead_max,
             "run_ahead_max": self._run_ahead_max,
-            "staleness": self._staleness.to_dict(),
+            "staleness": staleness.to_dict(),
+            "gap": {**gap.to_dict(), "approximated": self._approximated_gaps},
+            "penalty": {**penalty.to_dict(), "max": self._penalty_max},
             "time_s_by_worker": [worker.times() for worker in self._workers],
             "by_worker": [{"worker": w, **worker.counts()} for w, worker in enumerate(self._workers)],
             "controller": controller,
@@ -705,3 +772,9 @@ class Recorder:
             self._board.close()
         if self._progress is not None:
             self._progress.close()
+
+
+def _figures(values: Iterable[float | None]) -> list[float] | None:
+    """Six significant digits of each for the event log; None when there are none."""
+    known = [float(f"{value:.6g}") for value in values if value is not None]
+    return known or None

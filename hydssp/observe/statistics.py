@@ -14,6 +14,10 @@ def loss_window(num_workers: int) -> int:
     return max(100, 4 * num_workers)
 
 
+def _added(some: Mapping[int, int], others: Mapping[int, int]) -> dict[int, int]:
+    return {key: some.get(key, 0) + others.get(key, 0) for key in {**some, **others}}
+
+
 class IntHistogram:
     """How often each integer occurred."""
 
@@ -29,6 +33,14 @@ class IntHistogram:
         self.counts[value] = self.counts.get(value, 0) + 1
         self.total += 1
         self.sum += value
+
+    def __add__(self, other: IntHistogram) -> IntHistogram:
+        """What both have counted."""
+        both = IntHistogram()
+        both.counts = _added(self.counts, other.counts)
+        both.total = self.total + other.total
+        both.sum = self.sum + other.sum
+        return both
 
     @property
     def mean(self) -> float | None:
@@ -65,6 +77,71 @@ class IntHistogram:
             "p99": self.quantile(0.99),
             "max": self.max,
             "histogram": {str(value): self.counts[value] for value in sorted(self.counts)},
+        }
+
+
+class LogHistogram:
+    """How often a number of at least 0 fell between two neighbours of a geometric scale; also mean and maximum.
+
+    A decade has ``PER_DECADE`` bins: 1, 1.78, 3.16, 5.62, 10. What is not finite is left out.
+    """
+
+    PER_DECADE = 4
+    _ZERO = -(10**6)
+
+    def __init__(self) -> None:
+        self.counts: dict[int, int] = {}
+        """By number of the bin; all zeros lie in a bin of their own, below every other."""
+        self.total = 0
+        self.sum = 0.0
+        self.square_sum = 0.0
+        self.max: float | None = None
+
+    def add(self, value: float) -> None:
+        """Count ``value`` once more."""
+        if not 0 <= value < math.inf:
+            return
+        # The nudge keeps 10 in the bin that begins with it, whatever the logarithm's last bit.
+        number = math.floor(math.log10(value) * self.PER_DECADE + 1e-9) if value else self._ZERO
+        self.counts[number] = self.counts.get(number, 0) + 1
+        self.total += 1
+        self.sum += value
+        self.square_sum += value * value
+        if self.max is None or value > self.max:
+            self.max = value
+
+    def __add__(self, other: LogHistogram) -> LogHistogram:
+        """What both have counted."""
+        both = LogHistogram()
+        both.counts = _added(self.counts, other.counts)
+        both.total = self.total + other.total
+        both.sum = self.sum + other.sum
+        both.square_sum = self.square_sum + other.square_sum
+        both.max = max((m for m in (self.max, other.max) if m is not None), default=None)
+        return both
+
+    def lower_edge(self, number: int) -> float:
+        """Where bin ``number`` begins."""
+        return 0.0 if number == self._ZERO else 10.0 ** (number / self.PER_DECADE)
+
+    def bins(self) -> list[tuple[float, float, int]]:
+        """``(from, to, count)`` of every bin that has something in it, in rising order."""
+        return [
+            (self.lower_edge(n), 0.0 if n == self._ZERO else self.lower_edge(n + 1), self.counts[n])
+            for n in sorted(self.counts)
+        ]
+
+    @property
+    def mean(self) -> float | None:
+        """Mean of the values; None when there are none."""
+        return self.sum / self.total if self.total else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """``{mean, max, histogram}``; the histogram's keys are the bins' lower edges, as text."""
+        return {
+            "mean": self.mean,
+            "max": self.max,
+            "histogram": {f"{low:.3g}": count for low, _, count in self.bins()},
         }
 
 

@@ -6,7 +6,7 @@ writer, and with it the optional package tensorboard, only when it is wanted.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,34 @@ class Board:
         for key, value in record.items():
             if isinstance(value, int | float) and not isinstance(value, bool):
                 self._writer.add_scalar(f"{prefix}/{key}", value, record["samples"])
+
+    def histogram(
+        self,
+        name: str,
+        bins: Sequence[tuple[float, float, int]],
+        *,
+        sums: tuple[float, float],
+        samples: int,
+    ) -> None:
+        """Add a histogram that was counted elsewhere.
+
+        Args:
+            name: Its tag.
+            bins: ``(from, to, count)`` in rising order, at least one.
+            sums: Of the values and of their squares.
+            samples: Where it lies on the axis.
+        """
+        self._writer.add_histogram_raw(
+            name,
+            min=bins[0][0],
+            max=bins[-1][1],
+            num=sum(count for *_, count in bins),
+            sum=sums[0],
+            sum_squares=sums[1],
+            bucket_limits=[high for _, high, _ in bins],
+            bucket_counts=[count for *_, count in bins],
+            global_step=samples,
+        )
 
     def close(self) -> None:
         """Write what is buffered."""

@@ -16,7 +16,7 @@ from hydssp.server import Limits, Server, StepRule
 from hydssp.simulation.cluster import Cluster
 from hydssp.simulation.fabric import Fabric, TimesOnly
 from hydssp.update.schedule import Constant, LrClock
-from hydssp.update.updater import Contribution
+from hydssp.update.updater import Contribution, Effect
 
 
 class NoUpdate:
@@ -26,13 +26,17 @@ class NoUpdate:
     chunk_numel = 1
     learning_rate = 0.0
 
+    def granted(self, worker: int) -> None:
+        """Of no consequence."""
+
     def step(
         self,
         contributions: Sequence[Contribution],
         lr_factor: float,
         after_chunk: Callable[[int, int], None],
-    ) -> None:
+    ) -> Sequence[Effect]:
         """Change nothing."""
+        return ()
 
 
 def run_clocks(

@@ -7,6 +7,7 @@ synchronous runs decay at the same point of training.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -55,6 +56,117 @@ class Step:
     def factor(self, epoch: float) -> float:
         """``gamma`` to the power of the number of milestones reached."""
         return float(self.gamma ** sum(epoch >= m for m in self.milestones))
+
+
+def _check(key: str, value: float | None, allowed: str, *, is_right: bool) -> None:
+    if not is_right:
+        raise UserError(f"{key}={value}: allowed is {allowed}")
+
+
+def _check_length(epochs: float | None) -> None:
+    _check(
+        "schedule.epochs",
+        epochs,
+        "a number above 0, the schedule's length (unless given, the run's, which has none under epochs=null)",
+        is_right=epochs is not None and 0 < epochs < math.inf,
+    )
+
+
+@dataclass(frozen=True)
+class Cosine:
+    """Half a cosine from the full learning rate to ``final`` times it at ``epochs``, where it stays.
+
+    Source: Loshchilov and Hutter 2017, arXiv 1608.03983, without restarts.
+
+    Raises:
+        UserError: When ``epochs`` is not positive or ``final`` not in [0, 1].
+    """
+
+    epochs: float
+    final: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_length(self.epochs)
+        _check("schedule.final", self.final, "a number from 0 to 1", is_right=0 <= self.final <= 1)
+
+    def factor(self, epoch: float) -> float:
+        """The factor at ``epoch``."""
+        return _half_cosine(1.0, self.final, epoch / self.epochs)
+
+
+@dataclass(frozen=True)
+class OneCycle:
+    """Half a cosine up from ``start`` to the full learning rate at ``peak_at * epochs``, another down to ``final``.
+
+    The rates of torch's ``OneCycleLR`` with its defaults; momentum is left alone. Source: Smith and Topin 2018, arXiv
+    1708.07120.
+
+    Raises:
+        UserError: When ``epochs`` is not positive, ``peak_at`` not between 0 and 1, or a factor not in [0, 1].
+    """
+
+    epochs: float
+    peak_at: float = 0.3
+    start: float = 0.04
+    final: float = 4e-6
+
+    def __post_init__(self) -> None:
+        _check_length(self.epochs)
+        _check(
+            "schedule.peak_at",
+            self.peak_at,
+            "a share of epochs above 0 and below 1",
+            is_right=0 < self.peak_at < 1,
+        )
+        _check("schedule.start", self.start, "a number from 0 to 1", is_right=0 <= self.start <= 1)
+        _check("schedule.final", self.final, "a number from 0 to 1", is_right=0 <= self.final <= 1)
+
+    def factor(self, epoch: float) -> float:
+        """The factor at ``epoch``."""
+        peak = self.peak_at * self.epochs
+        if epoch < peak:
+            return _half_cosine(self.start, 1.0, epoch / peak)
+        return _half_cosine(1.0, self.final, (epoch - peak) / (self.epochs - peak))
+
+
+def _half_cosine(first: float, last: float, share: float) -> float:
+    return last + (first - last) * 0.5 * (1.0 + math.cos(math.pi * min(1.0, share)))
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """A linear rise from ``start`` to 1 over ``epochs``, on top of another schedule.
+
+    Source: Goyal et al. 2017, arXiv 1706.02677, where it begins at 1/P of a rate that was scaled up by P.
+
+    Raises:
+        UserError: When ``epochs`` is not a finite number of at least 0, or ``start`` is not in [0, 1].
+    """
+
+    schedule: Schedule
+    epochs: float
+    start: float
+
+    def __post_init__(self) -> None:
+        _check(
+            "warmup.epochs",
+            self.epochs,
+            "a number of at least 0 (0: no warm-up)",
+            is_right=0 <= self.epochs < math.inf,
+        )
+        _check(
+            "warmup.start",
+            self.start,
+            "a number from 0 to 1, or null for 1 / number of workers",
+            is_right=0 <= self.start <= 1,
+        )
+
+    def factor(self, epoch: float) -> float:
+        """The other schedule's factor, less what is missing at ``epoch``."""
+        factor = self.schedule.factor(epoch)
+        if epoch >= self.epochs:
+            return factor
+        return factor * (self.start + (1.0 - self.start) * epoch / self.epochs)
 
 
 class LrClock(Enum):

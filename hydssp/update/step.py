@@ -15,8 +15,11 @@ from typing import Any
 import torch
 
 from hydssp.errors import UserError
+from hydssp.update.chunk import Chunk
+from hydssp.update.history import VersionHistory
 from hydssp.update.layout import ParameterLayout
-from hydssp.update.updater import Contribution
+from hydssp.update.mitigation import Mitigation, Part, Setting
+from hydssp.update.updater import Contribution, Effect
 
 CHUNK_NUMEL = 1 << 17
 """Elements of a chunk: SGD with momentum moves 20 bytes an element, so that this takes a fraction of a millisecond."""
@@ -131,11 +134,21 @@ def check_groups(make: MakeOptimizer, groups: Sequence[Mapping[str, Any]]) -> No
 class ChunkedOptimizer:
     """One optimizer instance per chunk of the vector; steps them in order. An ``Updater``.
 
+    Args:
+        weights: The vector, 1-D.
+        make: Builds the optimizer of a chunk.
+        ranges: See ``group_ranges``.
+        chunk_numel: Elements of the largest chunk.
+        mitigation: What is done to stale gradients; belongs to this object from now on. None: nothing.
+        num_workers: P.
+        tensors: ``(start, stop)`` of each parameter tensor; None: the ranges.
+
     Attributes:
         weights: The vector that is updated in place, 1-D.
         values: The same memory for numpy.
         steps: Number of calls of ``step`` so far.
         chunk_numel: Elements of the largest piece worked on at a time.
+        history: Old weights; None where the mitigation does not ask for them.
     """
 
     def __init__(
@@ -144,57 +157,77 @@ class ChunkedOptimizer:
         make: MakeOptimizer,
         ranges: Iterable[tuple[int, int, dict[str, Any]]],
         chunk_numel: int = CHUNK_NUMEL,
+        *,
+        mitigation: Mitigation | None = None,
+        num_workers: int = 1,
+        tensors: Sequence[tuple[int, int]] | None = None,
     ) -> None:
         self.weights = weights
         self.values = weights.numpy()
         self.steps = 0
         self.chunk_numel = chunk_numel
-        self._buffer = torch.empty(chunk_numel, dtype=weights.dtype)
         self._factor = 1.0
-        self._chunks: list[tuple[int, int, torch.nn.Parameter, torch.optim.Optimizer]] = []
+        self._chunks: list[Chunk] = []
+        ranges = list(ranges)
         for start, stop, options in ranges:
             for a in range(start, stop, chunk_numel):
                 b = min(a + chunk_numel, stop)
                 parameter = torch.nn.Parameter(weights[a:b])
                 optimizer = make([{"params": [parameter], **options}])
-                for group in optimizer.param_groups:
-                    group["initial_lr"] = group["lr"]
-                self._chunks.append((a, b, parameter, optimizer))
+                self._chunks.append(Chunk(len(self._chunks), a, b, parameter, optimizer))
+        self._mitigation = mitigation or Mitigation()
+        self.history = VersionHistory(weights) if self._mitigation.uses_old_weights else None
+        spans = [(start, stop) for start, stop, _ in ranges] if tensors is None else tensors
+        self._mitigation.bind(Setting(self._chunks, spans, weights.numel(), weights.dtype, num_workers))
 
     @property
     def learning_rate(self) -> float:
         """The learning rate of the first parameter group as the latest step used it."""
-        return float(self._chunks[0][3].param_groups[0]["lr"])
+        return self._chunks[0].lr
+
+    def granted(self, worker: int) -> None:
+        """``worker`` is about to compute a gradient from the weights as they are now."""
+        if self.history is not None:
+            self.history.granted(worker)
 
     def step(
         self,
         contributions: Sequence[Contribution],
         lr_factor: float,
         after_chunk: Callable[[int, int], None],
-    ) -> None:
+    ) -> list[Effect]:
         """Make one update from the weighted sum of gradients, summed in the order given.
 
         Args:
-            contributions: At least one; each gradient has as many elements as the weights.
+            contributions: At least one, of different workers; each gradient has as many elements as the weights.
             lr_factor: Factor on every configured learning rate for this step.
-            after_chunk: Called with ``(start, stop)`` when these elements of ``weights`` are final.
+            after_chunk: Called with ``(start, stop)`` when these elements of ``weights`` are final; with an empty
+                range after a chunk's worth of other work.
+
+        Returns:
+            What the mitigation found out about each contribution; empty if nothing.
         """
-        if lr_factor != self._factor:
-            for *_, optimizer in self._chunks:
-                for group in optimizer.param_groups:
-                    group["lr"] = group["initial_lr"] * lr_factor
-            self._factor = lr_factor
-        (first, weight), *others = [(torch.from_numpy(c.gradient), c.weight) for c in contributions]
-        for a, b, parameter, optimizer in self._chunks:
-            if weight == 1.0 and not others:
-                parameter.grad = first[a:b]
-            else:
-                total = self._buffer[: b - a]
-                torch.mul(first[a:b], weight, out=total)
-                for gradient, other_weight in others:
-                    total.add_(gradient[a:b], alpha=other_weight)
-                parameter.grad = total
-            optimizer.step()
-            parameter.grad = None
-            after_chunk(a, b)
+        parts = [Part(c.worker, torch.from_numpy(c.gradient), c.weight, c.staleness) for c in contributions]
+        workers = [part.worker for part in parts]
+        history = self.history
+        if history is not None:
+            for part in parts:
+                part.used, part.is_exact = history.used(part.staleness)
+            history.begin_update(workers)
+        self._set_rate(lr_factor * self._mitigation.weigh(parts))
+        self._mitigation.begin(parts, lambda: after_chunk(0, 0))
+        for chunk in self._chunks:
+            if history is not None:
+                history.keep(chunk.start, chunk.stop)
+            self._mitigation.step(chunk, parts)
+            after_chunk(chunk.start, chunk.stop)
+        if history is not None:
+            history.end_update(workers)
         self.steps += 1
+        return self._mitigation.end(parts)
+
+    def _set_rate(self, factor: float) -> None:
+        if factor != self._factor:
+            for chunk in self._chunks:
+                chunk.options["lr"] = chunk.initial_lr * factor
+            self._factor = factor

@@ -27,6 +27,22 @@ class Contribution(NamedTuple):
     staleness: int
 
 
+class Effect(NamedTuple):
+    """What a mitigation found out about one gradient; None: it does not need to know.
+
+    Attributes:
+        gap: Root mean square, over the elements, of the weights now minus those that the gradient was computed from.
+        penalty_mean: Mean over the elements of what the gradient was divided by.
+        penalty_max: The largest of them.
+        is_exact: False: another version near it stood for the one that was really used.
+    """
+
+    gap: float | None = None
+    penalty_mean: float | None = None
+    penalty_max: float | None = None
+    is_exact: bool = True
+
+
 class Updater(Protocol):
     """What turns gradients into new weights; see ``update.step``."""
 
@@ -39,10 +55,19 @@ class Updater(Protocol):
     def learning_rate(self) -> float:
         """As the latest step used it."""
 
+    def granted(self, worker: int) -> None:
+        """``worker`` is about to compute a gradient from the weights as they are now."""
+
     def step(
         self,
         contributions: Sequence[Contribution],
         lr_factor: float,
         after_chunk: Callable[[int, int], None],
-    ) -> None:
-        """One update; calls ``after_chunk(start, stop)`` when these elements are final."""
+    ) -> Sequence[Effect]:
+        """One update; calls ``after_chunk(start, stop)`` when these elements are final.
+
+        An empty range (``start == stop``) only says that a chunk's worth of work was done.
+
+        Returns:
+            For each contribution what a mitigation knows of it; empty without one.
+        """
