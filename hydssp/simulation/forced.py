@@ -47,7 +47,7 @@ class ForcedOrder(ServerTransport):
         self._groups = deque(
             tuple(push.worker for push in call.pushes) for call in recording.calls if call.kind == "pushes"
         )
-        self._recorded = {(p["w"], p["it"]): p for p in recording.pushes}
+        self._before = {(p["w"], p["it"]): p for p in recording.pushes}
         self._pushes_left = [0] * transport.num_workers
         for push in recording.pushes:
             self._pushes_left[push["w"]] += 1
@@ -104,13 +104,13 @@ class ForcedOrder(ServerTransport):
 
     def grant(self, worker: int, grant: Grant) -> None:
         """See ``ServerTransport``; waits for the version that this iteration read when it was recorded."""
-        recorded = self._recorded.get((worker, grant.iteration))
-        if self._is_free or recorded is None or grant.stop:
+        before = self._before.get((worker, grant.iteration))
+        if self._is_free or before is None or grant.stop:
             if grant.stop and self._pushes_left[worker] > 0:
                 self._let_through()  # this run ends sooner: the rest of the order cannot come
             self._transport.grant(worker, grant)
             return
-        grant = replace(grant, version=max(grant.version, recorded["v"]))
+        grant = replace(grant, version=max(grant.version, before["v"]))
         if grant.version > self._newest:
             self._kept[worker] = grant
         else:
@@ -128,18 +128,18 @@ class ForcedOrder(ServerTransport):
 
     def _check(self, pushed: Pushed) -> None:
         clock = pushed.clock
-        recorded = self._recorded.get((pushed.worker, clock.iteration))
-        if self._is_free or recorded is None:
+        before = self._before.get((pushed.worker, clock.iteration))
+        if self._is_free or before is None:
             return
-        if clock.samples and clock.version != recorded["v"]:
+        if clock.samples and clock.version != before["v"]:
             raise TrainingError(
                 f"the run cannot be repeated: worker {pushed.worker} read version {clock.version} in iteration "
-                f"{clock.iteration} in place of {recorded['v']}, which had been overwritten; raise transport.slots"
+                f"{clock.iteration} in place of {before['v']}, which had been overwritten; raise transport.slots"
             )
-        if clock.samples != recorded["n"]:
+        if clock.samples != before["n"]:
             raise TrainingError(
                 f"the run cannot be repeated: worker {pushed.worker} had {clock.samples} samples in iteration "
-                f"{clock.iteration} in place of {recorded['n']}; give the same data, batch_size and epochs"
+                f"{clock.iteration} in place of {before['n']}; give the same data, batch_size and epochs"
             )
 
 

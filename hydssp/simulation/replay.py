@@ -55,14 +55,14 @@ def replay(recording: Recording, coordinator: Coordinator) -> Replay:
         expected = [_recorded(r) for r in call.releases]
         decided = [_decided(d) for d in outcome.releases]
         granted = [d for d in decided if d in expected or d[0] not in told_to_go]
-        for what, recorded, again in (
+        for what, before, again in (
             ("releases", expected, granted),
             ("holds", [_recorded(r) for r in call.holds], [_decided(d) for d in outcome.holds]),
         ):
             # A run that was cut off may lack the last answers.
-            if recorded != again and not (following is None and recorded == again[: len(recorded)]):
+            if before != again and not (following is None and before == again[: len(before)]):
                 result.differences.append(
-                    f"call {number} ({call.kind} at {call.now:.6f} s): recorded {what} {recorded}, decided {again}"
+                    f"call {number} ({call.kind} at {call.now:.6f} s): recorded {what} {before}, decided {again}"
                 )
     return result
 

@@ -25,7 +25,7 @@ def built(*overrides):
 def test_defaults_are_the_documented_ones():
     config = compose_plain()
     configuration.check(config)
-    assert (config["batch_size"], config["seed"], config["async_weight"]) == (32, 0, "per_worker")
+    assert (config["batch_size"], config["seed"], config["async_weight"]) == (32, 0, None)
     assert config["optimizer"]["lr"] == 0.02
     assert config["optimizer"]["momentum"] == 0.9
     assert config["optimizer"]["weight_decay"] == 0

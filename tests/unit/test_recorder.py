@@ -127,6 +127,9 @@ def test_events_of_a_short_run_hold_what_a_replay_needs(folder):
         "n": [10],
         "lr": 0.02,
         "apply_s": 0.001,
+        "gap": None,
+        "penalty": None,
+        "penalty_max": None,
     }
     assert (hold_["e"], hold_["cause"], hold_["reason"]) == (
         "hold",
