@@ -170,6 +170,7 @@ class TrainConfig:
     max_time_s: Optional[float] = None
     target_accuracy: Optional[float] = None
     batch_size: int = 32
+    accumulate: int = 1
     num_workers: Optional[int] = None
     device: Device = Device.auto
     dtype: Precision = Precision.float32
@@ -354,9 +355,14 @@ def build_schedule(config: dict[str, Any]) -> Schedule:
     return warm if epochs else schedule
 
 
+def samples_per_push(config: dict[str, Any]) -> int:
+    """Samples of a full batch range."""
+    return int(config["batch_size"] * config["accumulate"])
+
+
 def build_dealer(config: dict[str, Any], num_samples: int, is_synchronous: bool) -> Dealer:
     """What deals ``num_samples`` an epoch to ``num_workers`` workers, in rounds if the paradigm is synchronous."""
-    stock = (num_samples, config["batch_size"], config["epochs"])
+    stock = (num_samples, samples_per_push(config), config["epochs"])
     if config["data"]["sharding"] == "static":
         return ShardDealer(*stock, config["num_workers"], rounds=is_synchronous)
     return RangeDealer(*stock, rounds=is_synchronous, lookahead=config["data"]["loader_workers"] > 0)
@@ -427,6 +433,7 @@ def check(config: dict[str, Any]) -> None:
     check_number("max_time_s", 0, exclusive=True)
     check_number("target_accuracy", 0, exclusive=True, most=1)
     check_number("batch_size", 1)
+    check_number("accumulate", 1)
     check_number("num_workers", 1)
     check_number("threads", 1)
     check_number("progress_s", 0, exclusive=True)

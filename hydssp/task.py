@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from hydssp import config as configuration
+from hydssp.backward import Loss
 from hydssp.data import EpochOrder, check_splits
 from hydssp.data.augment import Augment
 from hydssp.data.batches import BatchMaker, make_batches
@@ -26,7 +27,6 @@ from hydssp.update.buffers import ModuleBuffers
 from hydssp.update.layout import FlatModule, ParameterLayout
 from hydssp.update.mitigation import Mitigation, check_mitigation
 from hydssp.update.step import MakeOptimizer, check_elementwise, check_groups
-from hydssp.worker import Loss
 
 CALIBRATION_SAMPLES = 10_000
 """Training samples that ``buffers=recalibrate`` computes the statistics from, at most."""
@@ -166,16 +166,26 @@ def describe(config: dict[str, Any], task: Task) -> str:
     )
 
 
-def batch_note(num_samples: int, batch_size: int, num_workers: int) -> str:
-    """What to say of a batch size that the training data cannot give every worker; empty: nothing."""
-    if batch_size * num_workers <= num_samples:
+def batch_note(num_samples: int, batch_size: int, num_workers: int, num_batches: int = 1) -> str:
+    """What to say of a batch size that the training data cannot give every worker; empty: nothing.
+
+    Args:
+        num_samples: Of the training data.
+        batch_size: As configured.
+        num_workers: P.
+        num_batches: Batches in a full push.
+    """
+    if batch_size * num_batches * num_workers <= num_samples:
         return ""
-    found = (
-        f"{num_workers} workers share {num_samples:,} training samples, not enough for a full batch for each"
+    what = f"{num_batches} batches" if num_batches > 1 else "a full batch"
+    found = f"{num_workers} workers share {num_samples:,} training samples, not enough for {what} for each"
+    if batch_size * num_batches > num_samples:
+        many = f"{num_batches} batches of a push" if num_batches > 1 else "batch"
+        found = f"there are only {num_samples:,} training samples, and no {many} can hold more"
+    return (
+        f"batch_size={batch_size}: {found}; batch_size={max(1, num_samples // (num_workers * num_batches))} or less "
+        "lets all work"
     )
-    if batch_size > num_samples:
-        found = f"there are only {num_samples:,} training samples, and no batch can hold more"
-    return f"batch_size={batch_size}: {found}; batch_size={max(1, num_samples // num_workers)} or less lets all work"
 
 
 def make_evaluation_task(config: dict[str, Any]) -> EvaluationTask:

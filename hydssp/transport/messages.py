@@ -78,6 +78,8 @@ class Grant:
     next_count: int = 0
     """The range that this worker will most likely get next, to be loaded ahead; count 0: not known. Only the grant
     itself binds."""
+    lr_factor: float = 1.0
+    """The schedule's factor on the learning rate, for steps that the worker makes by itself."""
 
 
 class Stamps(NamedTuple):

@@ -74,6 +74,7 @@ BEFORE_TORCH = [
     # values out of range
     (["batch_size=0"], ["batch_size=0", "at least 1"]),
     (["batch_size=-4"], ["batch_size=-4"]),
+    (["accumulate=0"], ["accumulate=0", "at least 1"]),
     (["seed=-1"], ["seed=-1"]),
     (["epochs=0"], ["epochs=0"]),
     (["epochs=-1"], ["epochs=-1"]),

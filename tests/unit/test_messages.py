@@ -79,4 +79,4 @@ def test_what_was_read_does_not_change_with_the_record():
 
 
 def test_records_have_no_padding_and_a_fixed_size():
-    assert (CLOCK_DTYPE.itemsize, GRANT_DTYPE.itemsize) == (18 * 8, 10 * 8)
+    assert (CLOCK_DTYPE.itemsize, GRANT_DTYPE.itemsize) == (18 * 8, 11 * 8)

@@ -1,0 +1,82 @@
+"""What a worker computes from one range, against plain PyTorch."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from hydssp.backward import Backward, Clip, Plan
+from hydssp.update.layout import FlatModule, ParameterLayout
+
+LOSS = nn.CrossEntropyLoss()
+NO_CLIP = Clip()
+
+
+def make_model(dtype=torch.float64):
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3)).to(dtype)
+    return module, FlatModule(copy.deepcopy(module), ParameterLayout.of(module, dtype))
+
+
+def make_range(count, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(count, 5, generator=generator, dtype=dtype)
+    return inputs, torch.randint(0, 3, (count,), generator=generator)
+
+
+def flat_gradient(module):
+    return torch.cat([p.grad.reshape(-1) for p in module.parameters()])
+
+
+def plain_gradient(module, inputs, targets):
+    module.zero_grad()
+    LOSS(module(inputs), targets).backward()
+    return flat_gradient(module)
+
+
+class TestPlan:
+    def test_a_range_is_one_batch_whatever_its_size(self):
+        assert [*Plan(4).steps(11)] == [[(0, 11)]]
+
+    def test_a_last_batch_may_be_smaller(self):
+        assert [*Plan(4, accumulate=3).steps(10)] == [[(0, 4), (4, 8), (8, 10)]]
+        assert [*Plan(4, accumulate=3).steps(3)] == [[(0, 3)]]
+
+
+class TestAccumulate:
+    @pytest.mark.parametrize("count", [12, 10, 3])
+    def test_gradient_loss_and_hits_are_those_of_one_batch(self, count):
+        module, model = make_model()
+        inputs, targets = make_range(count)
+        backward = Backward(model, LOSS, NO_CLIP, Plan(4, accumulate=3))
+        passed = backward.run(inputs, targets)
+        torch.testing.assert_close(backward.vector, plain_gradient(module, inputs, targets))
+        torch.testing.assert_close(passed.loss, LOSS(module(inputs), targets).detach())
+        assert passed.correct == (module(inputs).argmax(1) == targets).sum()
+        assert passed.is_finite
+
+    def test_the_sum_is_clipped_and_not_the_parts(self):
+        module, model = make_model()
+        inputs, targets = make_range(8)
+        backward = Backward(model, LOSS, Clip(norm=0.1), Plan(4, accumulate=2))
+        backward.run(inputs, targets)
+        expected = plain_gradient(module, inputs, targets)
+        torch.testing.assert_close(backward.vector, expected * 0.1 / (expected.norm() + 1e-6))
+
+    @pytest.mark.parametrize("place", [0, 9])
+    def test_one_bad_batch_spoils_the_range(self, place):
+        _, model = make_model()
+        inputs, targets = make_range(10)
+        inputs[place] = float("nan")
+        assert not Backward(model, LOSS, NO_CLIP, Plan(4, accumulate=3)).run(inputs, targets).is_finite
+
+
+def test_targets_that_are_no_classes_have_no_hits():
+    module, model = make_model()
+    inputs, _ = make_range(4)
+    passed = Backward(model, nn.MSELoss(), NO_CLIP).run(inputs, module(inputs).detach() + 1)
+    assert passed.correct is None
+    torch.testing.assert_close(passed.loss, torch.tensor(1.0, dtype=torch.float64))
