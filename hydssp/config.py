@@ -171,6 +171,7 @@ class TrainConfig:
     target_accuracy: Optional[float] = None
     batch_size: int = 32
     accumulate: int = 1
+    local_steps: int = 1
     num_workers: Optional[int] = None
     device: Device = Device.auto
     dtype: Precision = Precision.float32
@@ -357,7 +358,7 @@ def build_schedule(config: dict[str, Any]) -> Schedule:
 
 def samples_per_push(config: dict[str, Any]) -> int:
     """Samples of a full batch range."""
-    return int(config["batch_size"] * config["accumulate"])
+    return int(config["batch_size"] * config["accumulate"] * config["local_steps"])
 
 
 def build_dealer(config: dict[str, Any], num_samples: int, is_synchronous: bool) -> Dealer:
@@ -434,6 +435,7 @@ def check(config: dict[str, Any]) -> None:
     check_number("target_accuracy", 0, exclusive=True, most=1)
     check_number("batch_size", 1)
     check_number("accumulate", 1)
+    check_number("local_steps", 1)
     check_number("num_workers", 1)
     check_number("threads", 1)
     check_number("progress_s", 0, exclusive=True)

@@ -157,6 +157,8 @@ class Run:
                 f"learning rate {rate:g}, per push {per_push}, mitigation {task.make_mitigation(config).name}"
             )
         pieces = f" x {config['accumulate']}" if config["accumulate"] > 1 else ""
+        if config["local_steps"] > 1:
+            pieces += f", {config['local_steps']} local steps"
         return (
             f"hydssp: {config['paradigm']['name']}, {config['num_workers']} workers, "
             f"{task.describe(config, self.task)}, batch {config['batch_size']}{pieces} per worker, {step}"
@@ -364,7 +366,12 @@ def make_worker(
         model,
         built.loss.to(device) if isinstance(built.loss, torch.nn.Module) else built.loss,
         Clip(**config["clip"]),
-        Plan(config["batch_size"], config["accumulate"]),
+        Plan(
+            config["batch_size"],
+            config["accumulate"],
+            config["local_steps"],
+            lr=float(config["optimizer"].get("lr", 0.0)) if config["local_steps"] > 1 else 0.0,
+        ),
     )
     return worker_role.Worker(end, model, batches, backward, straggler or built.straggler, buffers, stop_code)
 

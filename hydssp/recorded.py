@@ -14,7 +14,7 @@ from hydssp.coordination.paradigms import Paradigm, Rules
 from hydssp.errors import UserError
 from hydssp.simulation.recording import Recording, read_recording
 
-_MUST_BE_ALIKE = ("batch_size", "accumulate", "data")
+_MUST_BE_ALIKE = ("batch_size", "accumulate", "local_steps", "data")
 
 
 @dataclass(frozen=True)

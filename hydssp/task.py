@@ -221,6 +221,8 @@ def make_optimizer(config: dict[str, Any]) -> MakeOptimizer:
     check_elementwise(make)
     groups = config["parameter_groups"]
     check_groups(make, groups)
+    if config["local_steps"] > 1:
+        _check_local_steps(config, make([{"params": [torch.nn.Parameter(torch.zeros(1))]}]))
     check_mitigation(
         make_mitigation(config),
         make([{"params": [torch.nn.Parameter(torch.zeros(1))]}]),
@@ -228,6 +230,32 @@ def make_optimizer(config: dict[str, Any]) -> MakeOptimizer:
         is_synchronous=configuration.build_paradigm(config).is_synchronous,
     )
     return make
+
+
+def _check_local_steps(config: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
+    """Refuse what a worker's own steps of plain SGD would not stand for.
+
+    Raises:
+        UserError: Naming the key.
+    """
+    steps = f"local_steps={config['local_steps']}"
+    if not isinstance(optimizer, torch.optim.SGD):
+        raise UserError(
+            f"{steps}: allowed with torch.optim.SGD only, and optimizer is {type(optimizer).__name__}, whose learning "
+            "rate is not that of the workers' own steps, plain SGD; use optimizer=sgd or local_steps=1"
+        )
+    if optimizer.defaults["maximize"]:
+        raise UserError(
+            f"{steps}: the workers' own steps go down; set optimizer.maximize=false or local_steps=1"
+        )
+    if "lr" not in config["optimizer"]:
+        raise UserError(f"{steps}: the workers' own steps need optimizer.lr; set it, e.g. +optimizer.lr=0.02")
+    for number, group in enumerate(config["parameter_groups"]):
+        if "lr" in group:
+            raise UserError(
+                f"{steps}: the workers' own steps have one learning rate, and parameter_groups[{number}].lr="
+                f"{group['lr']} asks for another; leave it out, or set local_steps=1"
+            )
 
 
 def make_mitigation(config: dict[str, Any]) -> Mitigation:

@@ -156,6 +156,35 @@ def test_accumulated_batches_are_one_large_batch(lr_clock):
     assert summary["updates"] == 2 * 15
 
 
+def test_local_steps_in_rounds_average_the_workers_weights():
+    """Plain SGD at the server too: the mean of the weights that the workers came to, as local SGD is defined."""
+
+    def make(groups):
+        return torch.optim.SGD(groups, lr=0.05)
+
+    weights, summary, _ = train(BSP(), 2, epochs=1.0, make=make, plan=Plan(32, local_steps=5, lr=0.05))
+    module, layout = make_model()
+    flat = FlatModule(module, layout)
+    order, data = EpochOrder(len(TRAIN), 0), Batches(TRAIN, DTYPE)
+    for first in range(0, len(TRAIN), 320):
+        start, ends, counts = flat.weights.clone(), [], []
+        for begin in (first, first + 160):
+            stop = max(begin, min(begin + 160, len(TRAIN)))
+            flat.weights.copy_(start)
+            for at in range(begin, stop, 32):
+                flat.zero_gradient()
+                inputs, targets = data.batch(order.indices(0, at, min(32, stop - at)))
+                LOSS(module(inputs), targets).backward()
+                flat.weights.sub_(flat.gradient, alpha=0.05)
+            ends.append(flat.weights.clone())
+            counts.append(stop - begin)
+        flat.weights.copy_(sum(n * end for n, end in zip(counts, ends, strict=True)) / sum(counts))
+    np.testing.assert_allclose(weights, flat.weights.numpy(), rtol=0, atol=1e-10)
+    assert summary["updates"] == 5
+    assert summary["samples"] == len(TRAIN)
+    assert (summary["pushes"], summary["empty_pushes"]) == (10, 1)
+
+
 def test_bsp_does_not_depend_on_who_is_fast():
     in_turn, _, _ = train(BSP(), 3)
     skewed, _, _ = train(BSP(), 3, turns=lambda step: [2] if step % 5 else [0, 1, 2])

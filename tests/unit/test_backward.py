@@ -74,6 +74,53 @@ class TestAccumulate:
         assert not Backward(model, LOSS, NO_CLIP, Plan(4, accumulate=3)).run(inputs, targets).is_finite
 
 
+class TestLocalSteps:
+    @pytest.mark.parametrize("clip", [NO_CLIP, Clip(norm=0.05)])
+    def test_the_sum_of_gradients_is_the_way_divided_by_the_rate(self, clip):
+        """Against a plain loop of SGD steps; the last one has one batch of 4 and one of 2."""
+        module, model = make_model()
+        inputs, targets = make_range(22)
+        start = torch.cat([p.detach().reshape(-1) for p in module.parameters()])
+        backward = Backward(model, LOSS, clip, Plan(4, accumulate=2, local_steps=3, lr=0.4))
+        passed = backward.run(inputs, targets, lr_factor=0.5)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.2)
+        losses, hits = [], 0
+        for a, b in ((0, 8), (8, 16), (16, 22)):
+            outputs = module(inputs[a:b])
+            loss = LOSS(outputs, targets[a:b])
+            optimizer.zero_grad()
+            loss.backward()
+            if clip.norm:
+                torch.nn.utils.clip_grad_norm_(module.parameters(), clip.norm)
+            optimizer.step()
+            losses.append(float(loss.detach()) * (b - a) / 22)
+            hits += int((outputs.argmax(1) == targets[a:b]).sum())
+        end = torch.cat([p.detach().reshape(-1) for p in module.parameters()])
+        torch.testing.assert_close(backward.vector, (start - end) / 0.2)
+        assert float(passed.loss) == pytest.approx(sum(losses))
+        assert passed.correct == hits
+
+    def test_one_step_is_the_gradient_bit_for_bit(self):
+        _, model = make_model()
+        _, other = make_model()
+        inputs, targets = make_range(7)
+        one = Backward(model, LOSS, NO_CLIP, Plan(7, local_steps=1, lr=0.4))
+        several = Backward(other, LOSS, NO_CLIP, Plan(7, local_steps=3, lr=0.4))
+        one.run(inputs, targets)
+        several.run(inputs, targets)  # a range that gives one step only
+        assert torch.equal(one.vector, several.vector)
+
+    def test_a_second_range_begins_from_the_weights_pulled(self):
+        _, model = make_model()
+        backward = Backward(model, LOSS, NO_CLIP, Plan(2, local_steps=2, lr=0.4))
+        pulled = model.weights.clone()
+        first = backward.run(*make_range(4)), backward.vector.clone()
+        model.weights.copy_(pulled)
+        second = backward.run(*make_range(4)), backward.vector
+        assert first[0].loss == second[0].loss
+        assert torch.equal(first[1], second[1])
+
+
 def test_targets_that_are_no_classes_have_no_hits():
     module, model = make_model()
     inputs, _ = make_range(4)
