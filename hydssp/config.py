@@ -40,11 +40,19 @@ class Device(Enum):
     cuda = "cuda"
 
 
-class Precision(Enum):
-    """Element type of weights and gradients."""
+class ElementType(Enum):
+    """Of weights and gradients."""
 
     float32 = "float32"
     float64 = "float64"
+
+
+class Format(Enum):
+    """A floating-point format: of the workers' passes, of what travels; fp32 means as ``dtype`` says."""
+
+    fp32 = "fp32"
+    bf16 = "bf16"
+    fp16 = "fp16"
 
 
 class Buffers(Enum):
@@ -174,7 +182,8 @@ class TrainConfig:
     local_steps: int = 1
     num_workers: Optional[int] = None
     device: Device = Device.auto
-    dtype: Precision = Precision.float32
+    dtype: ElementType = ElementType.float32
+    precision: Format = Format.fp32
     threads: Optional[int] = None
     async_weight: Optional[AsyncWeight] = None
     lr_clock: LrClock = LrClock.samples
@@ -401,6 +410,14 @@ def _require(is_right: bool, key: str, value: Any, allowed: str) -> None:
         raise UserError(f"{key}={value}: allowed is {allowed}")
 
 
+def _check_formats(config: dict[str, Any]) -> None:
+    for key, value in (("precision", config["precision"]),):
+        if config["dtype"] == "float64" and value != "fp32":
+            raise UserError(
+                f"{key}={value}: would throw away what dtype=float64 is for; use dtype=float32, or {key}=fp32"
+            )
+
+
 def check(config: dict[str, Any]) -> None:
     """Check everything that needs neither torch nor MPI.
 
@@ -449,6 +466,7 @@ def check(config: dict[str, Any]) -> None:
         for key in ("num_samples", "num_parameters", "group_size"):
             check_number(f"simulate.{key}", 1)
         check_number("simulate.allreduce_s", 0)
+    _check_formats(config)
     data = config["data"]
     _require(data["sharding"] in ("dynamic", "static"), "data.sharding", data["sharding"], "dynamic, static")
     _require(isinstance(data["drop_last"], bool), "data.drop_last", data["drop_last"], "true, false")

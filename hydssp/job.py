@@ -371,6 +371,7 @@ def make_worker(
             config["accumulate"],
             config["local_steps"],
             lr=float(config["optimizer"].get("lr", 0.0)) if config["local_steps"] > 1 else 0.0,
+            precision=task.autocast_dtype(config),
         ),
     )
     return worker_role.Worker(end, model, batches, backward, straggler or built.straggler, buffers, stop_code)

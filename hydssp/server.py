@@ -267,7 +267,7 @@ class Server:
                 has_gradient=event.has_gradient,
             )
         for p in pushed:
-            if p.clock.samples > 0:
+            if p.clock.samples > 0 and not p.clock.is_skipped:
                 self._count_rejected(p)
         left = [event.worker for event in events if event.is_last]
         self._carry_out(outcome)
@@ -296,6 +296,8 @@ class Server:
             return "gradient"
         if pushed.clock.samples == 0:
             return "empty"
+        if pushed.clock.is_skipped:
+            return "skipped"
         return "rejected" if not pushed.clock.is_finite else "discarded"
 
     def _carry_out(self, outcome: Outcome) -> None:

@@ -125,7 +125,11 @@ def _try_two_samples(task: Task) -> None:
         inputs, targets = make_batches(task.train).batch(np.arange(min(2, len(task.train))))
         task.module.eval()
         with torch.no_grad(), warnings.catch_warnings():
-            outputs = task.module(inputs)
+            precision = autocast_dtype(config)
+            with torch.autocast("cpu", precision, enabled=precision is not None):
+                outputs = task.module(inputs)
+            if precision is not None:
+                outputs = outputs.float()
             # Torch's losses go on after it, with the mean over all pairs of an output and another sample's target.
             warnings.filterwarnings("error", "Using a target size", UserWarning)
             value = task.loss(outputs, targets)
@@ -150,6 +154,11 @@ def _try_two_samples(task: Task) -> None:
             f"loss._target_={config['loss']['_target_']}: gives a tensor of shape {list(value.shape)}; allowed is the "
             "mean loss of the batch, a scalar"
         )
+
+
+def autocast_dtype(config: dict[str, Any]) -> torch.dtype | None:
+    """The format of the workers' passes; None: that of the weights."""
+    return {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[config["precision"]]
 
 
 def _name(node: dict[str, Any]) -> str:

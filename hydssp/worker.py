@@ -129,7 +129,7 @@ class Worker:
         pulled_at = now()
         inputs, targets = self._batches(grant.epoch, grant.start, grant.count)
         self._computing_from = now()
-        passed = self._backward.run(inputs, targets, grant.lr_factor)
+        passed = self._backward.run(inputs, targets, grant.lr_factor, self._transport.worker)
         if self._on_gpu:
             self._host_gradient.copy_(self._backward.vector, non_blocking=True)
         value = float(passed.loss)  # waits for the device's stream, the copy included
@@ -141,11 +141,12 @@ class Worker:
                 correct=-1 if passed.correct is None else int(passed.correct),
                 loss=value,
                 is_finite=bool(passed.is_finite),
+                is_skipped=passed.is_skipped,
                 pull_retries=retries,
                 data_s=self._computing_from - pulled_at,
                 pull_s=pulled_at - self._began_at,
             ),
-            True,
+            not passed.is_skipped,
         )
         target_s = self._straggler.target_s(self._transport.worker, grant.iteration)
         self._push_not_before = self._began_at + target_s
@@ -159,7 +160,7 @@ class Worker:
         self._pending = None
         clock = replace(
             clock,
-            compute_s=now - self._computing_from if has_gradient else 0.0,
+            compute_s=now - self._computing_from if clock.samples else 0.0,
             cpu_s=time.process_time(),
             memory_bytes=self._memory(now),
             device_bytes=torch.cuda.memory_allocated() if self._on_gpu else 0,

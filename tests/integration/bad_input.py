@@ -76,6 +76,8 @@ BEFORE_TORCH = [
     (["batch_size=-4"], ["batch_size=-4"]),
     (["accumulate=0"], ["accumulate=0", "at least 1"]),
     (["local_steps=0"], ["local_steps=0", "at least 1"]),
+    (["precision=fp8"], ["precision=fp8", "bf16"]),
+    (["precision=fp16", "dtype=float64"], ["precision=fp16", "dtype=float64"]),
     (["seed=-1"], ["seed=-1"]),
     (["epochs=0"], ["epochs=0"]),
     (["epochs=-1"], ["epochs=-1"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from itertools import count
 
 import numpy as np
@@ -281,6 +282,24 @@ def test_max_updates_is_exact_and_what_is_in_flight_is_discarded():
     assert server.ended_by == "max_updates"
     assert summary["pushes"] == sum(w["pushes"] for w in summary["by_worker"])
     assert summary["discarded_pushes"] > 0
+
+
+@pytest.mark.parametrize("paradigm", [ASP(), BSP(), DSSP()])
+def test_a_skipped_step_moves_the_clock_and_nothing_else(paradigm, monkeypatch):
+    def run(self, inputs, targets, lr_factor, worker):
+        passed = right(self, inputs, targets, lr_factor, worker)
+        return (
+            replace(passed, is_finite=torch.tensor(False), is_skipped=True) if next(calls) == 10 else passed
+        )
+
+    calls, right = count(), Backward.run
+    monkeypatch.setattr(Backward, "run", run)
+    weights, summary, server = train(paradigm, 3)
+    assert (summary["skipped_pushes"], summary["skipped_samples"]) == (1, 32)
+    assert (summary["rejected_gradients"], summary["empty_pushes"], summary["discarded_pushes"]) == (0, 0, 0)
+    assert summary["pushes"] == 90
+    assert summary["samples"] == server.samples == 2 * len(TRAIN) - 32
+    assert np.isfinite(weights).all()
 
 
 def test_a_gradient_that_is_not_finite_is_refused_and_counted():

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from hydssp.backward import Backward, Clip, Plan
+from hydssp.backward import Backward, Clip, LossScale, Plan
 from hydssp.update.layout import FlatModule, ParameterLayout
 
 LOSS = nn.CrossEntropyLoss()
@@ -119,6 +119,78 @@ class TestLocalSteps:
         second = backward.run(*make_range(4)), backward.vector
         assert first[0].loss == second[0].loss
         assert torch.equal(first[1], second[1])
+
+
+class TestPrecision:
+    @pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
+    @pytest.mark.parametrize("count", [4, 6])
+    def test_the_gradient_is_that_of_autocast(self, precision, count):
+        """Whatever the scale, up to what float16 rounds; also over two accumulated batches."""
+        module, model = make_model(torch.float32)
+        inputs, targets = make_range(count, torch.float32)
+        backward = Backward(model, LOSS, NO_CLIP, Plan(4, accumulate=2, precision=precision))
+        passed = backward.run(inputs, targets)
+        with torch.autocast("cpu", precision):
+            outputs = module(inputs)
+        loss = LOSS(outputs.float(), targets)
+        loss.backward()
+        assert backward.vector.dtype == torch.float32
+        torch.testing.assert_close(backward.vector, flat_gradient(module), rtol=0.02, atol=0.002)
+        assert not torch.equal(backward.vector, plain_gradient(module, inputs, targets))
+        torch.testing.assert_close(passed.loss, loss.detach())
+
+    def test_clipping_comes_after_the_scale_is_taken_out(self):
+        module, model = make_model(torch.float32)
+        inputs, targets = make_range(4, torch.float32)
+        norm = float(plain_gradient(module, inputs, targets).norm())
+        backward = Backward(model, LOSS, Clip(norm=norm / 2), Plan(precision=torch.float16))
+        backward.run(inputs, targets)
+        assert float(backward.vector.norm()) == pytest.approx(norm / 2, rel=0.01)
+
+    def test_a_scaled_gradient_that_overflows_is_skipped_until_the_scale_fits(self):
+        _, model = make_model(torch.float32)
+        inputs, targets = make_range(4, torch.float32)
+        backward = Backward(model, lambda x, y: LOSS(x, y) * 10, NO_CLIP, Plan(precision=torch.float16))
+        seen = [backward.run(inputs, targets) for _ in range(8)]
+        skipped = [passed.is_skipped for passed in seen]
+        num_skipped = sum(skipped)
+        assert 0 < num_skipped < 8
+        assert skipped == [True] * num_skipped + [False] * (8 - num_skipped)
+        assert [bool(passed.is_finite) for passed in seen] == [not was for was in skipped]
+        assert backward.run(inputs, targets, worker=1).is_skipped  # each worker finds its own scale
+
+    def test_what_no_scale_can_help_is_not_skipped(self):
+        """A loss that is not finite at once; an endless gradient of a finite loss when the scale has come down to 1."""
+        _, model = make_model(torch.float32)
+        inputs, targets = make_range(4, torch.float32)
+        bad = inputs * float("nan")
+        passed = Backward(model, LOSS, NO_CLIP, Plan(precision=torch.float16)).run(bad, targets)
+        assert not passed.is_finite
+        assert not passed.is_skipped
+        backward = Backward(
+            model, lambda x, y: x.sum().abs().mul(0).sqrt(), NO_CLIP, Plan(precision=torch.float16)
+        )
+        skipped = [backward.run(inputs, targets) for _ in range(18)]
+        assert [passed.is_skipped for passed in skipped] == [True] * 16 + [False] * 2
+        assert not any(passed.is_finite for passed in skipped)
+
+    def test_local_steps_end_at_a_skipped_one(self):
+        _, model = make_model(torch.float32)
+        inputs, targets = make_range(8, torch.float32)
+        backward = Backward(
+            model, lambda x, y: LOSS(x, y) * 10, NO_CLIP, Plan(4, local_steps=2, precision=torch.float16)
+        )
+        assert backward.run(inputs, targets).is_skipped
+
+    def test_scale_grows_as_torchs_does(self):
+        scale = LossScale()
+        for _ in range(LossScale.GROWTH_STEPS - 1):
+            scale.update(is_finite=True)
+        assert scale.value == 2.0**16
+        scale.update(is_finite=True)
+        assert scale.value == 2.0**17
+        scale.update(is_finite=False)
+        assert scale.value == 2.0**16
 
 
 def test_targets_that_are_no_classes_have_no_hits():
