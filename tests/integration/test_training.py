@@ -34,6 +34,7 @@ SUMMARY_KEYS = [
     "controller",
     "server",
     "rejected_gradients",
+    "bytes",
 ]
 
 
@@ -74,6 +75,16 @@ def test_digits(tmp_path, paradigm):
     for rank in range(4):
         assert f"rank {rank}" in result.out
     assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize("transport", ["rma", "two_sided"])
+def test_digits_over_a_bf16_wire_in_half_the_bytes(tmp_path, transport):
+    options = ("epochs=20", "precision=bf16", "wire.push=bf16", "wire.pull=bf16", "wire.error_feedback=true")
+    result = train(f"transport={transport}", *options, ranks=4, folder=tmp_path / "run")
+    summary = assert_complete(result)
+    assert summary["final_accuracy"] >= 0.94
+    assert summary["bytes"]["pushed"] == 2 * 4810 * summary["pushes"]
+    assert summary["bytes"]["pulled"] == 2 * 4810 * (summary["pushes"] + summary["pull_retries"])
 
 
 @pytest.mark.skipif(
