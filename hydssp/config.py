@@ -85,6 +85,14 @@ class Events(Enum):
     off = "off"
 
 
+class Compression(Enum):
+    """How pushes are made shorter than one element for each weight."""
+
+    none = "none"
+    topk = "topk"
+    quantize = "quantize"
+
+
 @dataclass
 class ParadigmConfig:
     """Any paradigm: a name for logs and folders, and the class that is built."""
@@ -175,6 +183,9 @@ class WireConfig:
     push: Format = Format.fp32
     pull: Format = Format.fp32
     error_feedback: bool = False
+    compression: Compression = Compression.none
+    ratio: float = 0.01
+    bits: int = 4
 
 
 @dataclass
@@ -428,7 +439,15 @@ def _check_formats(config: dict[str, Any]) -> None:
             raise UserError(
                 f"{key}={value}: would throw away what dtype=float64 is for; use dtype=float32, or {key}=fp32"
             )
-    if wire["error_feedback"] and wire["push"] == "fp32":
+    compression = wire["compression"]
+    if compression != "none" and (wire["push"] != "fp32" or config["dtype"] == "float64"):
+        raise UserError(
+            f"wire.compression={compression}: compresses gradients of dtype=float32, and wire.push={wire['push']} and "
+            f"dtype={config['dtype']} are another form; set wire.push=fp32 and dtype=float32, or wire.compression=none"
+        )
+    _require(0 < wire["ratio"] <= 1, "wire.ratio", wire["ratio"], "a number above 0 and at most 1")
+    _require(wire["bits"] in (4, 8), "wire.bits", wire["bits"], "4, 8")
+    if wire["error_feedback"] and wire["push"] == "fp32" and compression == "none":
         raise UserError(
             "wire.error_feedback=true: wire.push=fp32 rounds nothing, so that there is no error to feed back; set "
             "wire.push=bf16 or fp16, or wire.error_feedback=false"

@@ -286,7 +286,9 @@ def _check_alike(ranks: _Ranks, built: task.Task) -> None:
 def _open(config: dict[str, Any], built: task.Task, session: Session | None) -> Ends:
     options = {k: v for k, v in config["transport"].items() if k != "name"}
     options["num_buffers"] = built.buffers.numel
-    options["pull_dtype"], options["push_dtype"] = (w.numpy_dtype for w in task.wires(config, built.layout))
+    pull_wire, push_wire = task.wires(config, built.layout)
+    options["pull_dtype"], options["push_dtype"] = pull_wire.numpy_dtype, push_wire.numpy_dtype
+    options["push_numel"] = push_wire.size(built.layout.numel)
     sizes = (built.layout.numel, built.layout.numpy_dtype)
     if session is None:
         fabric = LocalFabric(config["num_workers"], *sizes, clock=time.monotonic, **options)
@@ -383,7 +385,7 @@ def make_worker(
         straggler or built.straggler,
         buffers,
         *task.wires(config, built.layout),
-        config["wire"]["error_feedback"],
+        config["wire"]["error_feedback"] or config["wire"]["compression"] != "none",
         stop_code,
     )
 
@@ -447,7 +449,8 @@ class ServerSide:
             controller=lambda: self._coordinator.controller_figures,
             board=open_board(config["tensorboard"], this.folder.path),
             pull_bytes=built.layout.numel * pull_wire.numpy_dtype.itemsize,
-            push_bytes=built.layout.numel * push_wire.numpy_dtype.itemsize + 8 * built.buffers.numel,
+            push_bytes=push_wire.size(built.layout.numel) * push_wire.numpy_dtype.itemsize
+            + 8 * built.buffers.numel,
         )
         initial = np.zeros(built.buffers.numel)
         built.buffers.read(initial)

@@ -72,6 +72,15 @@ def _choose(config: dict[str, Any], has_paradigm: bool) -> Callable[[dict[str, A
     return train if config["simulate"]["train"] else simulate_clocks
 
 
+def _push_bytes(wire: dict[str, Any], numel: int, itemsize: int) -> float:
+    """Of a gradient as it travels, up to the last block of a quantised one; needs no torch."""
+    if wire["compression"] == "topk":
+        return 8.0 * max(1, math.floor(float(wire["ratio"]) * numel))
+    if wire["compression"] == "quantize":
+        return numel * (int(wire["bits"]) / 8 + 4 / 64)
+    return numel * (itemsize if wire["push"] == "fp32" else 2)
+
+
 def build_cluster(config: dict[str, Any], numel: int, itemsize: int = 4) -> Cluster:
     """The simulated cluster that ``config`` describes, for ``numel`` weights of ``itemsize`` bytes each."""
     from hydssp.config import build, build_straggler
@@ -96,7 +105,7 @@ def build_cluster(config: dict[str, Any], numel: int, itemsize: int = 4) -> Clus
         network=Network(**described["network"]),
         server=ServerCosts(**described["server"]),
         model_bytes=numel * (itemsize if config["wire"]["pull"] == "fp32" else 2),
-        push_bytes=numel * (itemsize if config["wire"]["push"] == "fp32" else 2),
+        push_bytes=_push_bytes(config["wire"], numel, itemsize),
         slots=config["transport"]["slots"],
         crashes=tuple(crashes),
     )
@@ -208,7 +217,13 @@ def train(config: dict[str, Any]) -> int:
             cluster.num_workers,
         )
         fabric = gradients.fabric = Fabric(
-            cluster, gradients, numel, pull_wire.numpy_dtype, num_buffers, push_wire.numpy_dtype
+            cluster,
+            gradients,
+            numel,
+            pull_wire.numpy_dtype,
+            num_buffers,
+            push_wire.numpy_dtype,
+            push_wire.size(numel),
         )
         ends = job.Ends(fabric, [])
         folder = claim_run_folder(config, datetime.now())

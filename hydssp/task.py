@@ -24,6 +24,7 @@ from hydssp.errors import TrainingError, UserError
 from hydssp.evaluation import EvaluationTask
 from hydssp.straggler import Straggler
 from hydssp.update.buffers import ModuleBuffers
+from hydssp.update.compression import Quantized, TopK
 from hydssp.update.layout import FlatModule, ParameterLayout
 from hydssp.update.mitigation import Mitigation, check_mitigation
 from hydssp.update.step import MakeOptimizer, check_elementwise, check_groups
@@ -164,7 +165,13 @@ def autocast_dtype(config: dict[str, Any]) -> torch.dtype | None:
 
 def wires(config: dict[str, Any], layout: ParameterLayout) -> tuple[Wire, Wire]:
     """In which formats weights and gradients travel."""
-    return Wire(config["wire"]["pull"], layout.dtype), Wire(config["wire"]["push"], layout.dtype)
+    wire = config["wire"]
+    push = Wire(wire["push"], layout.dtype)
+    if wire["compression"] == "topk":
+        push = TopK(layout.numel, wire["ratio"])
+    elif wire["compression"] == "quantize":
+        push = Quantized(layout.numel, wire["bits"], config["seed"])
+    return Wire(wire["pull"], layout.dtype), push
 
 
 def _name(node: dict[str, Any]) -> str:

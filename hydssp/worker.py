@@ -95,14 +95,15 @@ class Worker:
         # vectors, so that a pull writes straight into the weights, unless the wire has another format.
         self._on_gpu = model.weights.device.type == "cuda"
         numel, pinned = model.layout.numel, self._on_gpu
+        push_numel, push_dtype = self._push_wire.size(numel), self._push_wire.dtype
         self._outgoing = backward.vector
         if not self._push_wire.is_plain:
-            self._outgoing = torch.empty(numel, dtype=self._push_wire.dtype, device=model.weights.device)
+            self._outgoing = torch.empty(push_numel, dtype=push_dtype, device=model.weights.device)
         self._host_weights, self._host_gradient = model.weights, self._outgoing
         if self._on_gpu or not pull_wire.is_plain:
             self._host_weights = torch.empty(numel, dtype=pull_wire.dtype, pin_memory=pinned)
         if self._on_gpu:
-            self._host_gradient = torch.empty(numel, dtype=self._push_wire.dtype, pin_memory=pinned)
+            self._host_gradient = torch.empty(push_numel, dtype=push_dtype, pin_memory=pinned)
         self._weights_view = pull_wire.array(self._host_weights)
         self._gradient_view = self._push_wire.array(self._host_gradient)
         self._pending: tuple[Clock, bool] | None = None
@@ -144,7 +145,7 @@ class Worker:
         inputs, targets = self._batches(grant.epoch, grant.start, grant.count)
         self._computing_from = now()
         passed = self._backward.run(inputs, targets, grant.lr_factor, self._transport.worker)
-        is_finite = passed.is_finite if passed.is_skipped else self._encode(passed.is_finite)
+        is_finite = passed.is_finite if passed.is_skipped else self._encode(passed.is_finite, grant.iteration)
         value = float(passed.loss)  # waits for the device's stream, the copy included
         self._pending = (
             Clock(
@@ -164,7 +165,7 @@ class Worker:
         target_s = self._straggler.target_s(self._transport.worker, grant.iteration)
         self._push_not_before = self._began_at + target_s
 
-    def _encode(self, is_finite: torch.Tensor) -> torch.Tensor:
+    def _encode(self, is_finite: torch.Tensor, iteration: int) -> torch.Tensor:
         """Bring the computed vector into the form in which it is pushed; returns whether it is finite in that, too."""
         vector, outgoing = self._backward.vector, self._outgoing
         lost = None
@@ -175,12 +176,13 @@ class Worker:
                 lost = self._lost[worker] = torch.zeros_like(vector)
             vector.add_(lost)
         if outgoing is not vector:
-            outgoing.copy_(vector)
+            self._push_wire.pack(vector, outgoing, (self._transport.worker, iteration))
             is_finite = is_finite & torch.isfinite(outgoing).all()
         if self._on_gpu:
             self._host_gradient.copy_(outgoing, non_blocking=True)
         if lost is not None and is_finite:  # what is refused loses nothing and brings nothing
-            torch.sub(vector, outgoing, out=lost)
+            self._push_wire.unpack(outgoing, 0, lost)
+            torch.sub(vector, lost, out=lost)
         return is_finite
 
     def _push_when_padded(self) -> Progress:

@@ -105,6 +105,7 @@ class Fabric:
         dtype: Their numpy dtype as they travel.
         num_buffers: Elements of each worker's buffers.
         push_dtype: That of the gradients as they travel; None: ``dtype``.
+        push_numel: Elements of a gradient as it travels; None: ``numel``.
     """
 
     def __init__(
@@ -115,6 +116,7 @@ class Fabric:
         dtype: Any = np.float32,
         num_buffers: int = 0,
         push_dtype: Any = None,
+        push_numel: int | None = None,
     ) -> None:
         self.num_workers = cluster.num_workers
         self.numel = numel
@@ -139,7 +141,9 @@ class Fabric:
         self._inbox: list[Iteration] = []
         self._newest = -1
         self._pool = _Pool(numel, dtype)
-        self._gradient_pool = _Pool(numel, dtype if push_dtype is None else push_dtype)
+        self._gradient_pool = _Pool(
+            numel if push_numel is None else push_numel, dtype if push_dtype is None else push_dtype
+        )
         self._nothing = np.empty(0, dtype)
         self._opened: np.ndarray | None = None
         self._weights: dict[int, np.ndarray] = {}

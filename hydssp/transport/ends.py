@@ -64,7 +64,7 @@ class ServerEnd(ServerTransport):
         Args:
             layout: What the numbers and sizes are.
             versions: Of the weights.
-            gradients: One slot per worker, ``layout.numel`` elements of ``layout.gradient_dtype``.
+            gradients: One slot per worker, ``layout.gradient_numel`` elements of ``layout.gradient_dtype``.
             buffers: One slot per worker, ``layout.num_buffers`` float64; set to zero.
             clocks_agree: The workers' ``now`` is the server's, so that nothing is to be estimated.
         """
@@ -323,7 +323,9 @@ class WorkerEnd(WorkerTransport):
         if gradient is not None and buffers is None and self.num_buffers > 0:
             raise ValueError(f"a gradient needs the {self.num_buffers} buffers that belong to it")
         if gradient is not None:
-            self._require_vector("gradient", gradient, self.numel, self._layout.gradient_dtype)
+            self._require_vector(
+                "gradient", gradient, self._layout.gradient_numel, self._layout.gradient_dtype
+            )
         if buffers is not None:
             self._require_vector("buffers", buffers, self.num_buffers, BUFFERS_DTYPE)
         began_at = self.now()

@@ -31,6 +31,7 @@ class LocalFabric:
         num_buffers: int = 0,
         pull_dtype: Any = None,
         push_dtype: Any = None,
+        push_numel: int | None = None,
     ) -> None:
         """Make both kinds of end.
 
@@ -44,11 +45,14 @@ class LocalFabric:
             num_buffers: Elements of each worker's buffers.
             pull_dtype: Elements of the weights as they travel; None: ``dtype``.
             push_dtype: The same for gradients.
+            push_numel: Elements of a gradient as it travels; None: ``numel``.
 
         Raises:
             UserError: When a value is not allowed.
         """
-        layout = WindowLayout(num_workers, numel, np.dtype(dtype), slots, num_buffers, pull_dtype, push_dtype)
+        layout = WindowLayout(
+            num_workers, numel, np.dtype(dtype), slots, num_buffers, pull_dtype, push_dtype, push_numel
+        )
         memory = np.zeros(layout.total_bytes, np.uint8)
         began_at = clock()
 
@@ -154,7 +158,7 @@ class LocalWorker(RingReader):
         assert self._memory is not None
         if gradient is not None:
             slot = self._layout.gradient(self._memory, self.worker)
-            for start, stop in chunks(self.numel, self._chunk_bytes // slot.itemsize):
+            for start, stop in chunks(len(slot), self._chunk_bytes // slot.itemsize):
                 slot[start:stop] = gradient[start:stop]
         if buffers is not None:
             self._layout.buffers(self._memory)[self.worker][:] = buffers

@@ -31,6 +31,7 @@ ELEMENT_TYPES = {
     "float64": MPI.DOUBLE,
     "float16": MPI.UINT16_T,  # MPI has no 16-bit float, and only moves it
     "uint16": MPI.UINT16_T,
+    "int32": MPI.INT32_T,
 }
 
 Self = TypeVar("Self", bound="MpiServer | MpiWorker")
@@ -84,6 +85,7 @@ class Channel:
         request_based: bool = False,
         pull_dtype: Any = None,
         push_dtype: Any = None,
+        push_numel: int | None = None,
     ) -> None:
         """Duplicate ``comm`` and compare the other arguments. Collective.
 
@@ -104,12 +106,20 @@ class Channel:
             "num_buffers": num_buffers,
             "transport.request_based": request_based,
             "wire.pull": np.dtype(dtype if pull_dtype is None else pull_dtype).name,
+            "wire.compression": push_numel,
             "wire.push": np.dtype(dtype if push_dtype is None else push_dtype).name,
         }
         try:
             self._require_alike(mine)
             self.layout = WindowLayout(
-                self.comm.size - 1, numel, np.dtype(dtype), slots, num_buffers, pull_dtype, push_dtype
+                self.comm.size - 1,
+                numel,
+                np.dtype(dtype),
+                slots,
+                num_buffers,
+                pull_dtype,
+                push_dtype,
+                push_numel,
             )
         except UserError:
             self.comm.Free()  # all ranks raise alike

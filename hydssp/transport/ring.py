@@ -41,8 +41,9 @@ MAX_CHUNK_BYTES = 1 << 30
 MAX_RETRIES = 1000
 """A pull that began again this often will not succeed: the ring is too small for this network."""
 DTYPES = ("float32", "float64")
-WIRE_DTYPES = (*DTYPES, "float16", "uint16")
-"""What may travel; bfloat16, which numpy does not know, as uint16. Transports do not look into it."""
+WIRE_DTYPES = (*DTYPES, "float16", "uint16", "int32")
+"""What may travel; bfloat16, which numpy does not know, as uint16; compressed gradients as int32. Transports do not
+look into it."""
 BUFFERS_DTYPE = np.dtype("float64")
 """Buffers travel in it whatever their own type: exact for float32 and for integers below 2**53."""
 
@@ -71,6 +72,8 @@ class WindowLayout:
     """Elements of the ring as they travel; None: ``dtype``."""
     push_dtype: np.dtype | None = None
     """The same for the gradient slots."""
+    push_numel: int | None = None
+    """Elements of a gradient slot; None: ``numel``."""
 
     def __post_init__(self) -> None:
         """Check the values.
@@ -121,6 +124,11 @@ class WindowLayout:
         return self.push_dtype
 
     @property
+    def gradient_numel(self) -> int:
+        """Elements of a gradient slot."""
+        return self.numel if self.push_numel is None else self.push_numel
+
+    @property
     def weights_bytes(self) -> int:
         """One version, as it travels."""
         return self.numel * self.weights_dtype.itemsize
@@ -128,7 +136,7 @@ class WindowLayout:
     @property
     def gradient_bytes(self) -> int:
         """One gradient, as it travels."""
-        return self.numel * self.gradient_dtype.itemsize
+        return self.gradient_numel * self.gradient_dtype.itemsize
 
     @property
     def latest_offset(self) -> int:

@@ -99,6 +99,7 @@ class RmaServer(MpiServer):
         request_based: bool = False,
         pull_dtype: Any = None,
         push_dtype: Any = None,
+        push_numel: int | None = None,
     ) -> None:
         """Open together with ``RmaWorker`` on all other ranks, with the same arguments. Collective.
 
@@ -112,13 +113,24 @@ class RmaServer(MpiServer):
             request_based: The workers use Rput and Rget.
             pull_dtype: Elements of the weights as they travel; None: ``dtype``.
             push_dtype: The same for gradients.
+            push_numel: Elements of a gradient as it travels; None: ``numel``.
 
         Raises:
             UserError: On every rank, when a value is not allowed, the window does not fit into the memory of
                 rank 0's node, or the ranks disagree.
         """
         channel = Channel(
-            comm, "rma", numel, dtype, slots, chunk_bytes, num_buffers, request_based, pull_dtype, push_dtype
+            comm,
+            "rma",
+            numel,
+            dtype,
+            slots,
+            chunk_bytes,
+            num_buffers,
+            request_based,
+            pull_dtype,
+            push_dtype,
+            push_numel,
         )
         self._window = _Window(channel)
         layout, memory = channel.layout, self._window.memory
@@ -158,6 +170,7 @@ class RmaWorker(MpiWorker, RingReader):
         request_based: bool = False,
         pull_dtype: Any = None,
         push_dtype: Any = None,
+        push_numel: int | None = None,
     ) -> None:
         """Open together with ``RmaServer`` on rank 0, with the same arguments. Collective.
 
@@ -171,13 +184,24 @@ class RmaWorker(MpiWorker, RingReader):
             request_based: Use Rput and Rget with a wait instead of Put and Get with a flush.
             pull_dtype: Elements of the weights as they travel; None: ``dtype``.
             push_dtype: The same for gradients.
+            push_numel: Elements of a gradient as it travels; None: ``numel``.
 
         Raises:
             UserError: On every rank, when a value is not allowed, the window does not fit into the memory of
                 rank 0's node, or the ranks disagree.
         """
         channel = Channel(
-            comm, "rma", numel, dtype, slots, chunk_bytes, num_buffers, request_based, pull_dtype, push_dtype
+            comm,
+            "rma",
+            numel,
+            dtype,
+            slots,
+            chunk_bytes,
+            num_buffers,
+            request_based,
+            pull_dtype,
+            push_dtype,
+            push_numel,
         )
         self._window = _Window(channel)
         self._request_based = request_based

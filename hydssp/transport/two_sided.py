@@ -81,6 +81,7 @@ class TwoSidedServer(MpiServer):
         num_buffers: int = 0,
         pull_dtype: Any = None,
         push_dtype: Any = None,
+        push_numel: int | None = None,
     ) -> None:
         """Open together with ``TwoSidedWorker`` on all other ranks, with the same arguments. Collective.
 
@@ -93,6 +94,7 @@ class TwoSidedServer(MpiServer):
             num_buffers: Elements of each worker's buffers.
             pull_dtype: Elements of the weights as they travel; None: ``dtype``.
             push_dtype: The same for gradients.
+            push_numel: Elements of a gradient as it travels; None: ``numel``.
 
         Raises:
             UserError: On every rank, when a value is not allowed or the ranks disagree.
@@ -107,6 +109,7 @@ class TwoSidedServer(MpiServer):
             num_buffers,
             pull_dtype=pull_dtype,
             push_dtype=push_dtype,
+            push_numel=push_numel,
         )
         layout = channel.layout
         workers = range(layout.num_workers)
@@ -117,7 +120,7 @@ class TwoSidedServer(MpiServer):
         self._announced: set[int] = set()  # workers whose gradients are under way
         self._sends: dict[int, tuple[int, list[MPI.Request]]] = {}  # worker -> version and what is under way
         self._answers = np.zeros((layout.num_workers, 1), np.int64)
-        gradients = [np.zeros(layout.numel, layout.gradient_dtype) for _ in workers]
+        gradients = [np.zeros(layout.gradient_numel, layout.gradient_dtype) for _ in workers]
         buffers = [np.zeros(layout.num_buffers, BUFFERS_DTYPE) for _ in workers]
         super().__init__(channel, self._snapshots, gradients, buffers)
 
@@ -228,6 +231,7 @@ class TwoSidedWorker(MpiWorker):
         num_buffers: int = 0,
         pull_dtype: Any = None,
         push_dtype: Any = None,
+        push_numel: int | None = None,
     ) -> None:
         """Open together with ``TwoSidedServer`` on rank 0, with the same arguments. Collective.
 
@@ -240,6 +244,7 @@ class TwoSidedWorker(MpiWorker):
             num_buffers: Elements of each worker's buffers.
             pull_dtype: Elements of the weights as they travel; None: ``dtype``.
             push_dtype: The same for gradients.
+            push_numel: Elements of a gradient as it travels; None: ``numel``.
 
         Raises:
             UserError: On every rank, when a value is not allowed or the ranks disagree.
@@ -254,6 +259,7 @@ class TwoSidedWorker(MpiWorker):
             num_buffers,
             pull_dtype=pull_dtype,
             push_dtype=push_dtype,
+            push_numel=push_numel,
         )
         self._answer = np.zeros(1, np.int64)
         super().__init__(channel, chunk_bytes)
@@ -277,7 +283,7 @@ class TwoSidedWorker(MpiWorker):
         if gradient is not None:
             comm.Send([None, 0, MPI.BYTE], SERVER_RANK, ANNOUNCE_TAG)
         for vector, numel, dtype, tag in (
-            (gradient, self.numel, self._layout.gradient_dtype, GRADIENT_TAG),
+            (gradient, self._layout.gradient_numel, self._layout.gradient_dtype, GRADIENT_TAG),
             (buffers, self.num_buffers, BUFFERS_DTYPE, BUFFERS_TAG),
         ):
             pieces = (

@@ -20,7 +20,7 @@ from hydssp.update.history import VersionHistory
 from hydssp.update.layout import ParameterLayout
 from hydssp.update.mitigation import Mitigation, Part, Setting
 from hydssp.update.updater import Contribution, Effect
-from hydssp.update.wire import Wire
+from hydssp.update.wire import BLOCK, Wire
 
 CHUNK_NUMEL = 1 << 17
 """Elements of a chunk: SGD with momentum moves 20 bytes an element, so that this takes a fraction of a millisecond."""
@@ -221,6 +221,8 @@ class ChunkedOptimizer:
             for c, gradient in zip(contributions, gradients, strict=True)
         ]
         workers = [part.worker for part in parts]
+        if not self._wire.is_plain:
+            self._unpack(travelled, gradients, after_chunk)
         history = self.history
         if history is not None:
             for part in parts:
@@ -231,9 +233,6 @@ class ChunkedOptimizer:
         for chunk in self._chunks:
             if history is not None:
                 history.keep(chunk.start, chunk.stop)
-            if not self._wire.is_plain:
-                for gradient, short in zip(gradients, travelled, strict=True):
-                    gradient[chunk.start : chunk.stop] = short[chunk.start : chunk.stop]
             self._mitigation.step(chunk, parts)
             after_chunk(chunk.start, chunk.stop)
         if history is not None:
@@ -246,6 +245,18 @@ class ChunkedOptimizer:
         while len(self._decoded) < count:
             self._decoded.append(torch.empty_like(self.weights))
         return self._decoded[:count]
+
+    def _unpack(
+        self,
+        travelled: Sequence[torch.Tensor],
+        gradients: Sequence[torch.Tensor],
+        after_chunk: Callable[[int, int], None],
+    ) -> None:
+        size = -(-self.chunk_numel // BLOCK) * BLOCK
+        for short, gradient in zip(travelled, gradients, strict=True):
+            for start in range(0, len(gradient), size):
+                self._wire.unpack(short, start, gradient[start : start + size])
+                after_chunk(0, 0)
 
     def _set_rate(self, factor: float) -> None:
         if factor != self._factor:

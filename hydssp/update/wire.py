@@ -13,6 +13,10 @@ import torch
 _SHORT = {"bf16": (torch.bfloat16, np.uint16), "fp16": (torch.float16, np.float16)}
 
 
+BLOCK = 64
+"""Pieces of a vector to be unpacked begin at a multiple of it: some formats have a scale for each block."""
+
+
 class Wire:
     """One format.
 
@@ -43,6 +47,18 @@ class Wire:
         if self.dtype is torch.bfloat16:
             return tensor.detach().view(torch.int16).numpy().view(np.uint16)
         return tensor.detach().numpy()
+
+    def size(self, numel: int) -> int:
+        """Elements that travel for a vector of ``numel``."""
+        return numel
+
+    def pack(self, vector: torch.Tensor, out: torch.Tensor, draw: tuple[int, int]) -> None:
+        """Write a whole vector into ``out``, 1-D of ``dtype``, for ``draw``: worker and iteration."""
+        out.copy_(vector)
+
+    def unpack(self, travelled: torch.Tensor, start: int, out: torch.Tensor) -> None:
+        """Elements ``[start, start + len(out))`` of the vector; ``start`` is a multiple of ``BLOCK``."""
+        out.copy_(travelled[start : start + len(out)])
 
     def encode(self, out: np.ndarray, values: np.ndarray) -> None:
         """Write ``values``, 1-D of the vectors' dtype, into ``out``, as long and of ``numpy_dtype``."""

@@ -49,6 +49,7 @@ def run_local(case: Case, num_workers: int, seed: int) -> None:
         num_buffers=case.num_buffers,
         pull_dtype=case.pull_dtype,
         push_dtype=case.push_dtype,
+        push_numel=case.push_numel,
     )
     stage = LocalStage()
     ends = [fabric.server, *fabric.workers]

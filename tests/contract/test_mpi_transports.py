@@ -148,6 +148,7 @@ def run_case(case: Case, comm: Any, kind: Kind) -> None:
         num_buffers=case.num_buffers,
         pull_dtype=case.pull_dtype,
         push_dtype=case.push_dtype,
+        push_numel=case.push_numel,
     )
     script = case.server(end, stage) if comm.rank == 0 else case.worker(end, stage)
     result, error = run_script(script, stage, case)

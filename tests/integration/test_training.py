@@ -87,6 +87,20 @@ def test_digits_over_a_bf16_wire_in_half_the_bytes(tmp_path, transport):
     assert summary["bytes"]["pulled"] == 2 * 4810 * (summary["pushes"] + summary["pull_retries"])
 
 
+@pytest.mark.parametrize(
+    ("transport", "options", "push_bytes"),
+    [
+        ("rma", ["wire.compression=topk", "wire.ratio=0.1"], 8 * 481),
+        ("two_sided", ["wire.compression=quantize", "wire.bits=4"], 76 * (4 + 32)),
+    ],
+)
+def test_digits_with_compressed_pushes(tmp_path, transport, options, push_bytes):
+    result = train(f"transport={transport}", "epochs=20", *options, ranks=4, folder=tmp_path / "run")
+    summary = assert_complete(result)
+    assert summary["final_accuracy"] >= 0.94
+    assert summary["bytes"]["pushed"] == push_bytes * summary["pushes"]
+
+
 @pytest.mark.skipif(
     not DEBIAN_FOLDER.is_dir(), reason="needs Fashion-MNIST: apt-get install dataset-fashion-mnist"
 )

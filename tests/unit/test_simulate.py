@@ -150,8 +150,10 @@ class TestTraining:
         [
             (),
             ("wire.pull=fp16", "wire.push=bf16", "wire.error_feedback=true", "local_steps=2"),
+            ("wire.compression=topk", "wire.ratio=0.1"),
+            ("wire.compression=quantize", "wire.bits=4"),
         ],
-        ids=["plain", "short"],
+        ids=["plain", "short", "topk", "quantized"],
     )
     def test_a_round_in_virtual_time_is_a_round_of_the_real_server_and_workers(
         self, tmp_path, monkeypatch, capsys, extra
