@@ -7,6 +7,7 @@ is installed before torch, Hydra or MPI are imported, so that a failing import i
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -15,7 +16,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from hydssp.errors import TrainingError
+from hydssp.errors import TrainingError, UserError
 from hydssp.launcher import Launch
 
 
@@ -49,14 +50,23 @@ def fail(error: BaseException) -> NoReturn:
     elif isinstance(error, SystemExit) and isinstance(error.code, int):
         code = error.code or 1
     what = f"left with exit code {error.code!r}" if isinstance(error, SystemExit) else "failed"
-    text = "".join(traceback.format_exception(error))
-    if isinstance(error, TrainingError):
-        text = f"{error}\n"
     sys.stdout.flush()
     # One write, so that the lines of several failing ranks do not mix.
-    sys.stderr.write(f"hydssp: {_who()} {what} and ends the whole job\n{text}")
+    sys.stderr.write(f"hydssp: {_who()} {what} and ends the whole job\n{explanation(error)}")
     sys.stderr.flush()
     _abort(code)
+
+
+def explanation(error: BaseException) -> str:
+    """What to print of an exception that ends a process: a traceback where it is of use, and a plain last line."""
+    if isinstance(error, TrainingError):
+        its_cause = "".join(traceback.format_exception(error.__cause__)) if error.__cause__ else ""
+        return f"{its_cause}{error}\n"
+    if isinstance(error, UserError):
+        return f"{error}\n"
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"the disk is full, or the quota used up: {error}\n"
+    return "".join(traceback.format_exception(error))
 
 
 def _who() -> str:

@@ -107,6 +107,13 @@ class DSSPConfig(ParadigmConfig):
 
 
 @dataclass
+class RecordedConfig(ParadigmConfig):
+    """See ``recorded.Recorded``."""
+
+    run: str = MISSING
+
+
+@dataclass
 class TransportConfig:
     """How server and workers talk: ``rma`` or ``two_sided`` under mpirun, ``local`` in one process."""
 
@@ -197,7 +204,8 @@ class TrainConfig:
 class NetworkConfig:
     """See ``simulation.cluster.Network``."""
 
-    latency_s: float = 2e-5
+    clock_s: float = 2e-5
+    grant_s: float = 2e-5
     pull_s: float = 0.0
     push_s: float = 0.0
     bandwidth: Optional[float] = None
@@ -209,6 +217,7 @@ class ServerCostsConfig:
 
     handle_s: float = 5e-5
     apply_s: float = 1e-4
+    poll_s: float = 0.0
 
 
 @dataclass
@@ -245,6 +254,7 @@ def register() -> None:
         ("paradigm", ParadigmConfig),
         ("ssp", SSPConfig),
         ("dssp", DSSPConfig),
+        ("recorded", RecordedConfig),
         ("transport", TransportConfig),
         ("rma", RmaConfig),
     ):

@@ -13,4 +13,7 @@ class UserError(Exception):
 
 
 class TrainingError(Exception):
-    """Training cannot go on, for a reason that is not a fault of the program; the message says who or what it is."""
+    """Training cannot go on, for a reason that is not a fault of the program; the message says who or what it is.
+
+    A ``__cause__`` is an exception of the user's own code, and its traceback is shown.
+    """

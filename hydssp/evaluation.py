@@ -21,17 +21,21 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import torch
 
+from hydssp import abort
+from hydssp.errors import TrainingError
 from hydssp.evaluator import Evaluation, Pinned, Request
 from hydssp.update.buffers import ModuleBuffers, recalibrate
 from hydssp.update.layout import FlatModule
 
+if TYPE_CHECKING:
+    from hydssp.worker import Loss
+
 Batch = tuple[torch.Tensor, torch.Tensor]
-Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -118,7 +122,7 @@ class ChildEvaluator:
         num_buffers: Elements of the buffers.
 
     Raises:
-        RuntimeError: From ``begin`` and ``poll`` when the child has ended; its traceback is on standard error.
+        TrainingError: From ``begin`` and ``poll`` when the child has ended; its traceback is on standard error.
     """
 
     def __init__(
@@ -218,7 +222,7 @@ class ChildEvaluator:
             self._raise_ended()
 
     def _raise_ended(self) -> NoReturn:
-        raise RuntimeError(
+        raise TrainingError(
             f"the evaluation process ended with code {self._child.wait()}; its own message stands above"
         )
 
@@ -331,4 +335,7 @@ def _child_main() -> None:
 
 
 if __name__ == "__main__":
-    _child_main()
+    try:
+        _child_main()
+    except Exception as error:
+        sys.exit(f"hydssp: the evaluation process failed\n{abort.explanation(error)}")

@@ -18,7 +18,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -29,7 +29,6 @@ from hydssp import config as configuration
 from hydssp import evaluation, task
 from hydssp import server as server_role
 from hydssp import worker as worker_role
-from hydssp.coordination.coordinator import Coordinator
 from hydssp.coordination.paradigms import Paradigm
 from hydssp.data.loader import Loader
 from hydssp.device import Placement, RankFacts, place
@@ -40,8 +39,10 @@ from hydssp.observe.progress import Progress, print_summary
 from hydssp.observe.recorder import Recorder
 from hydssp.observe.run_folder import RunFolder, write_atomically
 from hydssp.observe.tensorboard import open_board
+from hydssp.recorded import check_repeatable
 from hydssp.session import Session
 from hydssp.signals import StopRequest
+from hydssp.simulation.forced import ForcedOrder, make_coordinator
 from hydssp.straggler import Straggler
 from hydssp.transport.backoff import Backoff, choose_backoff
 from hydssp.transport.local import LocalFabric
@@ -123,7 +124,7 @@ class Run:
     folder: RunFolder
     stop: StopRequest
 
-    @property
+    @functools.cached_property
     def paradigm(self) -> Paradigm:
         """Who may go on."""
         return configuration.build_paradigm(self.config)
@@ -213,6 +214,7 @@ def _prepare(config: dict[str, Any], ranks: _Ranks, stop: StopRequest) -> Run:
     placement = place_rank(facts, config, ranks.rank if ranks.session else None)
     if "OMP_NUM_THREADS" not in os.environ or config["threads"]:
         torch.set_num_threads(placement.num_threads)
+    ranks.agree_on_server(lambda: _check_paradigm(config))
     built = ranks.agree(lambda: task.build_task(config))
     ranks.agree(lambda: _check_alike(ranks, built))
     make = ranks.agree_on_server(lambda: task.make_optimizer(config))
@@ -233,6 +235,12 @@ def _prepare(config: dict[str, Any], ranks: _Ranks, stop: StopRequest) -> Run:
             loader.close()
         raise
     return Run(config, facts, placement, built, loaders, make, ranges, ends, ranks.broadcast(folder), stop)
+
+
+def _check_paradigm(config: dict[str, Any]) -> None:
+    recording = configuration.build_paradigm(config).recording
+    if recording is not None:
+        check_repeatable(recording, config)
 
 
 def _start_loaders(
@@ -303,6 +311,9 @@ def _announce(this: Run, ranks: _Ranks) -> None:
         f"run folder: {this.folder.path}",
         flush=True,
     )
+    config = this.config
+    if note := task.batch_note(this.task.num_samples, config["batch_size"], config["num_workers"]):
+        _log.warning("%s", note)
 
 
 def _train(this: Run) -> int:
@@ -392,7 +403,13 @@ class ServerSide:
         assert this.make_optimizer is not None
         self._this, self._transport = this, this.ends.server
         config, built = this.config, this.task
-        self._coordinator = Coordinator(this.paradigm, config["num_workers"])
+        self._coordinator = make_coordinator(this.paradigm, config["num_workers"])
+        limits = configuration.build_limits(config)
+        if (recording := this.paradigm.recording) is not None:
+            self._transport = ForcedOrder(self._transport, recording)
+            limits = replace(
+                limits, max_updates=min(limits.max_updates or sys.maxsize, len(recording.apply_s))
+            )
         self._model = FlatModule(built.module, built.layout)
         self._evaluator = evaluator
         target = config["target_accuracy"]
@@ -433,7 +450,7 @@ class ServerSide:
             evaluator=self._evaluator,
             evaluate_every=config["eval"]["every_epochs"] * len(built.train),
             recorder=self._recorder,
-            limits=configuration.build_limits(config),
+            limits=limits,
             buffers=WorkersBuffers(
                 initial, config["num_workers"], BufferPolicy[config["buffers"]], built.buffers.is_integer
             ),

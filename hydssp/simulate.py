@@ -218,11 +218,13 @@ def train(config: dict[str, Any]) -> int:
 def replay(config: dict[str, Any]) -> int:
     """A recorded run through the coordinator: every release must come again."""
     from hydssp import config as configuration
+    from hydssp.simulation.forced import make_coordinator
     from hydssp.simulation.recording import read_recording
     from hydssp.simulation.replay import replay as run_replay
 
     recording = read_recording("replay", config["replay"])
-    result = run_replay(recording, configuration.build_paradigm(recording.config))
+    paradigm = configuration.build_paradigm(recording.config)
+    result = run_replay(recording, make_coordinator(paradigm, recording.num_workers))
     print(
         f"{recording.path}: {recording.config['paradigm']['name']}, {recording.num_workers} workers: "
         f"{result.num_calls} calls with {result.num_pushes} pushes replayed, {result.num_releases} releases and "

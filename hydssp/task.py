@@ -7,6 +7,7 @@ configuration has been checked. Knows no transport and no role.
 from __future__ import annotations
 
 import random
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ from hydssp.data import EpochOrder, check_splits
 from hydssp.data.augment import Augment
 from hydssp.data.batches import BatchMaker, make_batches
 from hydssp.data.loader import Loader
-from hydssp.errors import UserError
+from hydssp.errors import TrainingError, UserError
 from hydssp.evaluation import EvaluationTask
 from hydssp.straggler import Straggler
 from hydssp.update.buffers import ModuleBuffers
@@ -123,9 +124,22 @@ def _try_two_samples(task: Task) -> None:
     try:
         inputs, targets = make_batches(task.train).batch(np.arange(min(2, len(task.train))))
         task.module.eval()
-        with torch.no_grad():
-            value = task.loss(task.module(inputs), targets)
+        with torch.no_grad(), warnings.catch_warnings():
+            outputs = task.module(inputs)
+            # Torch's losses go on after it, with the mean over all pairs of an output and another sample's target.
+            warnings.filterwarnings("error", "Using a target size", UserWarning)
+            value = task.loss(outputs, targets)
         task.module.train()
+    except UserWarning as warning:
+        raise UserError(
+            f"data={_name(config['data'])}: targets have shape {list(targets.shape)} and the outputs of "
+            f"model={_name(config['model'])} {list(outputs.shape)}; loss={config['loss']['_target_']} needs the same "
+            "shape. Give the targets that shape, or, for class numbers, use loss._target_=torch.nn.CrossEntropyLoss"
+        ) from warning
+    except UserError:
+        raise
+    except TrainingError as error:  # not a word of the model: the data cannot be read
+        raise UserError(str(error)) from error
     except Exception as error:
         raise UserError(
             f"model={_name(config['model'])} does not fit data={_name(config['data'])} with "
@@ -150,6 +164,18 @@ def describe(config: dict[str, Any], task: Task) -> str:
         f"{_name(config['model'])} ({task.layout.numel:,} parameters) on {_name(config['data'])} "
         f"({len(task.train):,} samples)"
     )
+
+
+def batch_note(num_samples: int, batch_size: int, num_workers: int) -> str:
+    """What to say of a batch size that the training data cannot give every worker; empty: nothing."""
+    if batch_size * num_workers <= num_samples:
+        return ""
+    found = (
+        f"{num_workers} workers share {num_samples:,} training samples, not enough for a full batch for each"
+    )
+    if batch_size > num_samples:
+        found = f"there are only {num_samples:,} training samples, and no batch can hold more"
+    return f"batch_size={batch_size}: {found}; batch_size={max(1, num_samples // num_workers)} or less lets all work"
 
 
 def make_evaluation_task(config: dict[str, Any]) -> EvaluationTask:

@@ -44,12 +44,15 @@ class Leader:
             return
         from hydssp import config
         from hydssp.command_line import check_choices, check_run_dir_of_several
+        from hydssp.observe.run_folder import check_run_folder
 
         try:
             check_choices()
             check_run_dir_of_several()
             plain = config.to_plain(composed)
             config.check(plain)
+            if plain["run_dir"] is not None:
+                check_run_folder(plain["run_dir"])
             session = self._session_for(plain)
         except UserError as error:
             if str(error) != self._told:  # what is wrong with a whole series is said once

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from hydssp.errors import UserError
 
@@ -90,6 +90,11 @@ class Paradigm(ABC):
     def is_synchronous(self) -> bool:
         """Whether all gradients of a round make one update."""
         return self.rules.apply == "per_round"
+
+    @property
+    def recording(self) -> Any:
+        """The run whose order of arrivals is forced; None: pushes are handled as they come."""
+        return None
 
 
 @dataclass(frozen=True)

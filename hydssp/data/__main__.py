@@ -10,7 +10,9 @@ import argparse
 import importlib
 import inspect
 import json
+import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,8 @@ from hydssp.data import (
     fashion_mnist,
     synthetic,
 )
-from hydssp.errors import UserError
+from hydssp.data.samples import item_of
+from hydssp.errors import TrainingError, UserError
 
 OK, USAGE = 0, 2
 
@@ -55,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="list | check | prepare")
     commands.add_parser("list", help="the built-in data sets and their keys")
     for name, what in (
-        ("check", "find, read and describe a data set; writes nothing"),
+        ("check", "find and describe a data set, and read of it; writes nothing"),
         ("prepare", "the same, and write the files that a job would write first (cifar10, cifar100)"),
     ):
         command = commands.add_parser(name, help=what, description=what)
@@ -72,8 +75,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return OK
     try:
         function = _find(given.name)
-        rows = _describe(given.name, function, _parse(given.settings, function), given.command == "prepare")
-    except UserError as error:
+        parsed = _parse(given.settings, function)
+        try:
+            rows = _describe(given.name, function, parsed, given.command == "prepare")
+        except (UserError, TrainingError):
+            raise
+        except Exception as error:
+            settings = ", ".join(given.settings) or "no settings"
+            raise UserError(f"data: {given.name} with {settings} failed with {_said(error)}") from error
+    except (UserError, TrainingError) as error:
         print(f"hydssp: {error}", file=sys.stderr)
         return USAGE
     print(f"{given.name}: found and readable")
@@ -96,14 +106,29 @@ def _find(name: str) -> Callable[..., Any]:
     module, _, attribute = name.rpartition(".")
     try:
         found: Any = getattr(importlib.import_module(module), attribute) if module else None
-    except (ImportError, AttributeError) as error:
-        raise UserError(f"data: {name} cannot be imported: {error}") from error
+    except Exception as error:
+        raise UserError(f"data: {name} cannot be imported: {_said(error)}") from error
     if not callable(found):
         raise UserError(
             f"data: there is no data set {name}; allowed is {', '.join(BUILT_IN)}, or module.function"
         )
+    try:
+        inspect.signature(found)
+    except ValueError as error:
+        raise UserError(
+            f"data: {name} does not say what arguments it takes; wrap it in a function"
+        ) from error
     checked: Callable[..., Any] = found
     return checked
+
+
+def _said(error: BaseException) -> str:
+    """An exception in one line, with the place of the user's that it comes from."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = os.path.dirname(__file__)
+    is_ours = not frames or frames[-1].filename.startswith((ours, "<frozen"))
+    place = "" if is_ours else f" ({frames[-1].filename}:{frames[-1].lineno})"
+    return f"{type(error).__name__}: {error}{place}"
 
 
 def _parse(settings: Sequence[str], function: Callable[..., Any]) -> dict[str, Any]:
@@ -168,10 +193,23 @@ def _describe(name: str, function: Callable[..., Any], given: dict[str, Any], ma
 
 def _part(part: Any) -> str:
     if not isinstance(part, ArrayDataset):
-        return f"{len(part):,} samples, {type(part).__name__}"
+        first, last = (_item(part, index) for index in (0, len(part) - 1))
+        items = f"each {first}" if first == last else f"the first {first}, the last {last}"
+        return f"{len(part):,} samples, {type(part).__name__}: {items}"
     counts = np.bincount(part.labels, minlength=part.num_classes)
     each = f"{counts.min():,}" if counts.min() == counts.max() else f"{counts.min():,} to {counts.max():,}"
     return f"{len(part):,} images of shape {list(part.shape)}, {part.num_classes} classes with {each} each"
+
+
+def _item(part: Any, index: int) -> str:
+    """What an item consists of; reads it."""
+    return " and ".join(_kind(value) for value in item_of(part, index))
+
+
+def _kind(value: Any) -> str:
+    if not hasattr(value, "shape") or not hasattr(value, "dtype"):
+        return type(value).__name__
+    return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
 
 
 def _size(path: Path) -> str:

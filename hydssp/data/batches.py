@@ -151,6 +151,7 @@ class DatasetBatches:
 
         Raises:
             UserError: When an item is not a pair.
+            TrainingError: When an item cannot be read, or the items not joined.
         """
         return self.finish(*self.samples.gather(indices, epoch))
 

@@ -25,7 +25,7 @@ import numpy as np
 
 from hydssp.data import shared_pickle
 from hydssp.data.order import EpochOrder
-from hydssp.errors import UserError
+from hydssp.errors import TrainingError, UserError
 
 if TYPE_CHECKING:
     from hydssp.data.batches import BatchMaker, Pair
@@ -94,8 +94,9 @@ class Loader:
         """Inputs and targets of the samples at positions ``start`` to ``start + count`` of an epoch's order.
 
         Raises:
-            Exception: What the data set raised; from a loader process with the traceback there as its cause.
-            RuntimeError: When a loader process has ended.
+            Exception: What making it raised, which for a data set of the user's is a TrainingError; from a loader
+                process with the traceback there as its cause.
+            TrainingError: When a loader process has ended.
         """
         assert not self._is_closed
         if not self.num_processes or not count:
@@ -139,7 +140,7 @@ class Loader:
 
         Raises:
             UserError: When a process cannot load the data set.
-            RuntimeError: When one ends.
+            TrainingError: When one ends.
         """
         assert not self._is_closed
         if self._children or not self.num_processes:
@@ -275,7 +276,7 @@ class _Child:
             code = 0
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
         why = "; the node may be short of memory" if code == -signal.SIGKILL else ""
-        raise RuntimeError(
+        raise TrainingError(
             f"{self._name} of this rank (process {self.process.pid}) {how}{why}; what it had to say stands above."
             " data.loader_workers=0 loads in the rank itself"
         )

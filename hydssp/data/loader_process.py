@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from hydssp.data import shared_pickle
+from hydssp.errors import TrainingError
 
 
 def main(arguments: list[str]) -> None:
@@ -90,8 +91,9 @@ class _Slot:
 
 
 def _describe(error: Exception) -> tuple[bytes | None, str]:
-    """An exception as it travels: pickled if that goes, and its traceback."""
-    text = "".join(traceback.format_exception(error))
+    """An exception as it travels: pickled if that goes, and its traceback, or that of the user's that it is about."""
+    is_about = error.__cause__ if isinstance(error, TrainingError) and error.__cause__ else error
+    text = "".join(traceback.format_exception(is_about))
     try:
         pickled = pickle.dumps(error)
         pickle.loads(pickled)  # some can be pickled, but not back

@@ -16,7 +16,7 @@ import numpy as np
 
 from hydssp.data.arrays import ArrayDataset
 from hydssp.data.augment import Augment
-from hydssp.errors import UserError
+from hydssp.errors import TrainingError, UserError
 
 if TYPE_CHECKING:
     import torch
@@ -74,6 +74,7 @@ class DatasetSamples:
 
         Raises:
             UserError: When an item is not a pair.
+            TrainingError: When an item cannot be read, or the items not joined; it says which.
         """
         from torch.utils.data import default_collate
 
@@ -81,15 +82,43 @@ class DatasetSamples:
         with _global_generators_put_back():
             for index in indices.tolist():
                 _seed_global_generators(self._seed, epoch, index)
-                item = self.dataset[index]
-                if not isinstance(item, tuple | list) or len(item) != 2:
-                    raise UserError(
-                        f"data: sample {index} of {type(self.dataset).__name__} is a {type(item).__name__}; needed is a"
-                        " pair of input and target"
-                    )
-                items.append(item)
-        inputs, targets = default_collate(items)
+                items.append(item_of(self.dataset, index))
+        try:
+            inputs, targets = default_collate(items)
+        except Exception as error:
+            shown = ", ".join(map(str, indices[:8])) + (
+                f" and {len(indices) - 8} more" if len(indices) > 8 else ""
+            )
+            raise TrainingError(
+                f"data: samples {shown} of {type(self.dataset).__name__} cannot be joined to a batch: "
+                f"{type(error).__name__}: {error}"
+            ) from None
         return inputs, targets
+
+
+def item_of(dataset: Any, index: int) -> tuple[Any, Any]:
+    """One item of a map-style data set of the user's.
+
+    Raises:
+        UserError: When it is not a pair.
+        TrainingError: When the data set raises; its exception is the cause, with a traceback that begins there.
+    """
+    try:
+        item = dataset[index]
+    except UserError:
+        raise
+    except Exception as error:
+        its_own = error.__traceback__.tb_next if error.__traceback__ else None
+        raise TrainingError(
+            f"data: reading sample {index} of {type(dataset).__name__} failed with {type(error).__name__}: {error}"
+        ) from error.with_traceback(its_own)
+    if not isinstance(item, tuple | list) or len(item) != 2:
+        raise UserError(
+            f"data: sample {index} of {type(dataset).__name__} is a {type(item).__name__}; needed is a pair of input "
+            "and target"
+        )
+    first, second = item
+    return first, second
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ Configures Python's logging and undoes it again; logs one line itself. Knows no 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
@@ -32,6 +33,20 @@ class _ConsoleFilter(logging.Filter):
             return False
         self._last_decision = record.created
         return True
+
+
+class _FileHandler(logging.FileHandler):
+    """A disk that is full is no reason to stop, nor to print a traceback for each line."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the name is logging's
+        """Drop what cannot be written."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
+
+    def close(self) -> None:
+        """Close the file; the stream tries once more to write what it could not."""
+        with contextlib.suppress(OSError):
+            super().close()
 
 
 class _ConsoleHandler(logging.Handler):
@@ -82,7 +97,7 @@ def configure_logging(rank: int, log_path: str | os.PathLike[str] | None, level:
     if log_path is not None:
         try:
             Path(log_path).parent.mkdir(parents=True, exist_ok=True)
-            file = logging.FileHandler(log_path, encoding="utf-8")
+            file = _FileHandler(log_path, encoding="utf-8")
         except OSError as error:
             raise UserError(
                 f"run_dir: cannot open the log file {str(log_path)!r} ({error.strerror or error}). "

@@ -16,10 +16,12 @@ from typing import Any, TextIO
 
 import psutil
 
-from hydssp.observe.statistics import share_of_time
+from hydssp.observe.statistics import loss_window, share_of_time
 
 _LIVE_PERIOD_S = 0.5
 _MAX_WORKER_ROWS = 24
+_LEAST_FALL = 0.05
+"""A training loss that fell by a smaller part of what it was with the initial weights counts as not fallen."""
 _CAUSES = {
     "held_by_rule": "held by the rule that bounds its lead",
     "held_by_cap": "held by the cap on its run-ahead",
@@ -277,10 +279,32 @@ def _meaning(summary: Mapping[str, Any]) -> list[str]:
         notes.append(f"Worker {failure['worker']} failed at {failure['t']:.1f} s: {failure['why']}")
     if summary["rejected_gradients"]:
         notes.append(
-            f"{summary['rejected_gradients']} gradients contained inf or nan and were not applied; "
-            "a lower learning rate or gradient clipping may help."
+            f"{summary['rejected_gradients']} gradients contained inf or nan and were not applied, so that "
+            f"{summary['rejected_samples']} samples of these epochs were not trained on; a lower learning rate or "
+            "gradient clipping may help."
+        )
+    if why := _why_not_learned(summary):
+        also = " async_weight=per_worker and a paradigm with less staleness (ssp, bsp) may help, too."
+        notes.append(
+            f"The run did not learn: {why}. Try a lower optimizer.lr first."
+            + (also if summary["staleness"]["max"] else "")
         )
     return notes
+
+
+def _why_not_learned(summary: Mapping[str, Any]) -> str:
+    """What shows that training came to nothing; empty: nothing does, or the run was too short to tell."""
+    first, last = summary["first_train_loss"], summary["final_train_loss"]
+    if summary["evaluations"] and summary["final_loss"] is None:
+        return "the loss of the final weights is not finite"
+    if last is None and summary["rejected_gradients"]:
+        return "not one gradient was finite"
+    # The mean over the latest pushes must not reach back to the beginning.
+    if summary["pushes"] < 2 * loss_window(summary["num_workers"]) or first is None or last is None:
+        return ""
+    if last <= first - _LEAST_FALL * abs(first):
+        return ""
+    return f"the training loss was {first:.4g} with the initial weights, and {last:.4g} in the latest pushes"
 
 
 def _who_waited(summary: Mapping[str, Any], most: int, share: float) -> str:

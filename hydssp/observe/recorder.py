@@ -32,8 +32,9 @@ holds whose cause is another than at the worker's hold before, with their releas
 are rounded to 1 us.
 
 ``metrics.jsonl``: ``kind`` is ``progress`` (rates, loss, accuracy, staleness and leads since the record
-before; clocks and held workers now, at most 64 of them; sums since the start) or ``evaluation`` (``t``,
-``pinned_at``: when the evaluated weights were the newest; ``version``, ``samples``, ``accuracy``, ``loss``).
+before, the last one until the last worker left; clocks and held workers now, at most 64 of them; sums since
+the start) or ``evaluation`` (``t``, ``pinned_at``: when the evaluated weights were the newest; ``version``,
+``samples``, ``accuracy``, ``loss``).
 
 ``summary.json``: see ``Recorder.summary``.
 """
@@ -53,7 +54,14 @@ import psutil
 from hydssp.errors import UserError
 from hydssp.observe.jsonl import JsonLinesWriter, to_strict
 from hydssp.observe.run_folder import RunFolder, write_atomically
-from hydssp.observe.statistics import IntHistogram, LogHistogram, Totals, WindowMean, WorkerStatistics
+from hydssp.observe.statistics import (
+    IntHistogram,
+    LogHistogram,
+    Totals,
+    WindowMean,
+    WorkerStatistics,
+    loss_window,
+)
 
 if TYPE_CHECKING:
     from hydssp.coordination.events import Decision
@@ -67,6 +75,8 @@ DISPOSITIONS = ("gradient", "empty", "rejected", "discarded", "ignored")
 RUNNING = "running"
 
 _MAX_WORKERS_LISTED = 64
+_MAX_WORKERS_NAMED = 8
+"""In one line of the log."""
 _FLUSH_PERIOD_S = 1.0
 _SPIKE_FACTOR = 10.0
 _SPIKE_AFTER_PUSHES = 50
@@ -143,13 +153,15 @@ class Recorder:
         self._num_active = 0
         self._totals = Totals()
         self._dispositions = dict.fromkeys(DISPOSITIONS, 0)
+        self._rejected_samples = 0
         self._staleness = IntHistogram()
+        self._initial_loss = WindowMean(loss_window(0))
+        self._recent_loss = WindowMean(loss_window(0))
         self._gap, self._penalty = LogHistogram(), LogHistogram()
         self._penalty_max: float | None = None
         self._approximated_gaps = 0
         self._window_gap, self._window_penalty = LogHistogram(), LogHistogram()
         self._window_staleness = IntHistogram()
-        self._recent_loss = WindowMean(100)
         self._lead_max = 0
         self._run_ahead_max = 0
         self._apply_s = 0.0
@@ -193,7 +205,8 @@ class Recorder:
         self._num_active = num_workers
         self._is_sampled = [True] * num_workers
         self._last_hold_cause = [None] * num_workers
-        self._recent_loss = WindowMean(max(100, 4 * num_workers))
+        self._initial_loss = WindowMean(loss_window(num_workers))
+        self._recent_loss = WindowMean(loss_window(num_workers))
         self._log_gap_s = max(1.0, 0.1 * num_workers)
         self._started_at = now
         self._metrics_window = self._console_window = (now, Totals())
@@ -238,7 +251,7 @@ class Recorder:
         if disposition != "ignored":
             worker.end_wait(pushed.granted_at)
             worker.waits_since = pushed.pushed_at
-            worker.pushes += 1
+            worker.clock += 1
             worker.data_s += clock.data_s
             worker.pull_s += clock.pull_s
             worker.compute_s += clock.compute_s
@@ -248,7 +261,9 @@ class Recorder:
             worker.memory_bytes = clock.memory_bytes
             worker.device_bytes = clock.device_bytes
             totals = self._totals
-            totals.pushes += 1
+            if disposition != "discarded":
+                worker.pushes += 1
+                totals.pushes += 1
             if disposition == "gradient":
                 samples = clock.samples
                 worker.samples += samples
@@ -258,9 +273,13 @@ class Recorder:
                     totals.loss_sum += clock.loss * samples
                     totals.loss_samples += samples
                     self._recent_loss.add(clock.loss, samples)
+                    if clock.version == 0:
+                        self._initial_loss.add(clock.loss, samples)
                 if clock.correct >= 0:
                     totals.correct += clock.correct
                     totals.correct_samples += samples
+            elif disposition == "rejected":
+                self._rejected_samples += clock.samples
             if lead > self._lead_max:
                 self._lead_max = lead
             if lead > self._window_lead_max:
@@ -268,7 +287,7 @@ class Recorder:
             if run_ahead > self._run_ahead_max:
                 self._run_ahead_max = run_ahead
             if self._sample_every > 1:
-                self._is_sampled[w] = worker.pushes % self._sample_every == 0
+                self._is_sampled[w] = worker.clock % self._sample_every == 0
         if self._events is not None and self._is_sampled[w]:
             self._events.write(
                 {
@@ -446,7 +465,9 @@ class Recorder:
         self._leave(workers, now)
         if self._events is not None:
             self._events.write({"e": "finish", "t": now, "w": list(workers), "why": why}, now)
-        names = ", ".join(str(w) for w in workers)
+        names = ", ".join(str(w) for w in workers[:_MAX_WORKERS_NAMED])
+        if len(workers) > _MAX_WORKERS_NAMED:
+            names += f" and {len(workers) - _MAX_WORKERS_NAMED} more"
         _decisions.info("%.3f s: finished: worker %s (%s)", now - self._started_at, names, why)
 
     def failure(self, worker: int, now: float, why: str) -> None:
@@ -518,7 +539,7 @@ class Recorder:
         """Write the progress record, console line and summary that are due; for each turn of the loop."""
         if now < self._next_tick:
             return
-        if now >= self._next_metrics:
+        if now >= self._next_metrics and self._ended_at is None:
             self._progress_record(now)
             self._next_metrics = now + self._progress_s
         if now >= self._next_summary:
@@ -582,7 +603,7 @@ class Recorder:
         def ratio(above: float, below: float) -> float | None:
             return above / below if below > 0 else None
 
-        active_clocks = [worker.pushes for worker in self._workers if worker.is_active]
+        active_clocks = [worker.clock for worker in self._workers if worker.is_active]
         held = [w for w, worker in enumerate(self._workers) if worker.hold_cause is not None]
         return {
             "t": now,
@@ -605,7 +626,7 @@ class Recorder:
             "active": self._num_active,
             "num_held": len(held),
             "held": held[:_MAX_WORKERS_LISTED],
-            "clocks": [worker.pushes for worker in self._workers[:_MAX_WORKERS_LISTED]],
+            "clocks": [worker.clock for worker in self._workers[:_MAX_WORKERS_LISTED]],
         }
 
     def _usage(self) -> dict[str, Any]:
@@ -642,17 +663,21 @@ class Recorder:
 
         Returns:
             Strict JSON values (no nan). ``wall_s`` runs from ``started`` until the last worker left, and all
-            rates refer to it. ``samples`` are those of accepted gradients. ``final_accuracy`` and
-            ``final_loss`` belong to the newest version evaluated on test data; ``final_train_loss`` is the
-            mean over the latest pushes (100, or 4 per worker). ``time_to_accuracy`` has a key per target,
-            seconds from the start to the moment when the weights that reached it were the newest.
-            ``gap`` and ``penalty`` tell what the mitigation measured per gradient (null where it measures
-            nothing): root mean square of weights now less weights used, and what the gradient was divided by;
-            ``penalty.mean`` and the histogram are of the mean over the elements, ``penalty.max`` is the largest
-            element's. ``gap.approximated`` counts gradients for which a version near their own had to do.
-            ``lead_max`` and ``run_ahead_max`` are taken right after pushes. In ``time_s_by_worker``, ``wait``
-            runs from a push until the worker saw its next grant; ``held_s`` in ``by_worker`` is the part of
-            it spent held. ``server.apply_s`` is the sum over all updates.
+            rates refer to it. ``pushes``, also by worker, are those that came while the run went on: one
+            under way when it ended trained nothing, and counts in ``discarded_pushes`` alone, although it
+            moves the worker's clock. ``samples`` are those of accepted gradients; ``rejected_samples`` were
+            dealt, too, but their gradients were refused, so that ``epochs`` stays below what was reached.
+            ``final_accuracy`` and ``final_loss`` belong to the newest version evaluated on test data;
+            ``first_train_loss`` is the mean over the pushes computed from the initial weights (about one
+            per worker), ``final_train_loss`` the mean over the latest pushes (100, or 4 per worker).
+            ``time_to_accuracy`` has a key per target, seconds from the start to the moment when the weights
+            that reached it were the newest. ``gap`` and ``penalty`` tell what the mitigation measured per
+            gradient (null where it measures nothing): root mean square of weights now less weights used, and
+            what the gradient was divided by; ``penalty.mean`` and the histogram are of the mean over the
+            elements, ``penalty.max`` is the largest element's. ``gap.approximated`` counts gradients for which
+            a version near their own had to do. ``lead_max`` and ``run_ahead_max`` are taken right after pushes.
+            In ``time_s_by_worker``, ``wait`` runs from a push until the worker saw its next grant; ``held_s``
+            in ``by_worker`` is the part of it spent held. ``server.apply_s`` is the sum over all updates.
         """
         wall_s = max(0.0, (now if self._ended_at is None else self._ended_at) - self._started_at)
         totals = self._totals
@@ -681,6 +706,7 @@ class Recorder:
             "final_accuracy": self._final["accuracy"],
             "final_loss": self._final["loss"],
             "best_accuracy": self._best_accuracy,
+            "first_train_loss": self._initial_loss.mean,
             "final_train_loss": self._recent_loss.mean,
             "evaluations": self._evaluations,
             "final_accuracy_at_update": self._final["version"] if self._evaluations else None,
@@ -699,6 +725,7 @@ class Recorder:
                 "apply_s": self._apply_s,
             },
             "rejected_gradients": self._dispositions["rejected"],
+            "rejected_samples": self._rejected_samples,
             "discarded_pushes": self._dispositions["discarded"],
             "empty_pushes": self._dispositions["empty"],
             "ignored_pushes": self._dispositions["ignored"],
@@ -722,7 +749,8 @@ class Recorder:
         """
         if status != RUNNING and not self._has_end:
             self._has_end = True
-            self._progress_record(now)
+            # Training is what its rates are of, not the evaluation of the final weights.
+            self._progress_record(now if self._ended_at is None else self._ended_at)
             if self._events is not None:
                 self._events.write({"e": "end", "t": now, "status": status, "reason": reason}, now)
             for writer in (self._events, self._metrics):

@@ -53,7 +53,7 @@ class RunFolder:
 
     @property
     def checkpoints(self) -> Path:
-        """Folder of the checkpoints."""
+        """Folder of the checkpoints; whoever writes the first one makes it."""
         return self.path / "checkpoints"
 
     @property
@@ -66,13 +66,30 @@ class RunFolder:
         return self.logs / f"rank_{rank:04d}.log"
 
 
+def check_run_folder(path: str | os.PathLike[str]) -> None:
+    """Refuse a folder that is not free. Claims nothing: the run that makes the folder first has it.
+
+    For the very beginning, so that nobody waits for data and model to hear of it.
+
+    Raises:
+        UserError: When ``path`` exists and is not an empty folder, or cannot be looked into.
+    """
+    path = Path(path)
+    try:
+        is_taken = path.exists() and (not path.is_dir() or any(path.iterdir()))
+    except OSError as error:
+        raise _cannot_make(path, error) from error
+    if is_taken:
+        raise _taken(path)
+
+
 def create_run_folder(
     path: str | os.PathLike[str] | None,
     base: str | os.PathLike[str],
     paradigm_label: str,
     now: datetime,
 ) -> RunFolder:
-    """Make a run folder with its ``logs`` and ``checkpoints``, and claim it against any other run.
+    """Make a run folder with its ``logs``, and claim it against any other run.
 
     Args:
         path: The folder the user asked for; None for ``<base>/<date>_<time>_<paradigm>``.
@@ -88,11 +105,21 @@ def create_run_folder(
             return _claim_explicit(Path(path))
         return _claim_default(Path(base), paradigm_label, now)
     except OSError as error:
-        place = Path(path) if path is not None else Path(base)
-        raise UserError(
-            f"run_dir: cannot make the run folder in {str(place)!r} ({error.strerror or error}). "
-            "Set run_dir to a folder that you may write to."
-        ) from error
+        raise _cannot_make(Path(path) if path is not None else Path(base), error) from error
+
+
+def _cannot_make(place: Path, error: OSError) -> UserError:
+    return UserError(
+        f"run_dir: cannot make the run folder in {str(place)!r} ({error.strerror or error}). "
+        "Set run_dir to a folder that you may write to."
+    )
+
+
+def _taken(path: Path) -> UserError:
+    return UserError(
+        f"run_dir: {str(path)!r} exists and is not an empty folder; a run never overwrites another one. "
+        "Choose a new folder, delete this one, or leave run_dir out to get a new folder for every run."
+    )
 
 
 def _claim_default(base: Path, paradigm_label: str, now: datetime) -> RunFolder:
@@ -110,25 +137,18 @@ def _claim_default(base: Path, paradigm_label: str, now: datetime) -> RunFolder:
             attempt += 1
             continue
         folder.logs.mkdir()
-        folder.checkpoints.mkdir()
         return folder
 
 
 def _claim_explicit(path: Path) -> RunFolder:
     folder = RunFolder(path)
-    taken = UserError(
-        f"run_dir: {str(path)!r} exists and is not an empty folder; a run never overwrites another one. "
-        "Choose a new folder, delete this one, or leave run_dir out to get a new folder for every run."
-    )
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise taken
+    check_run_folder(path)
     path.mkdir(parents=True, exist_ok=True)
     try:
         # Of two runs that both found the folder empty, the one that makes logs/ has it.
         folder.logs.mkdir()
     except FileExistsError:
-        raise taken from None
-    folder.checkpoints.mkdir()
+        raise _taken(path) from None
     return folder
 
 
@@ -156,7 +176,9 @@ def write_atomically(path: str | os.PathLike[str], content: str | bytes, *, is_d
             if is_durable:
                 os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
+        if isinstance(error, OSError):
+            error.filename = str(path)  # a full disk shows at a flush, which names no file
         raise

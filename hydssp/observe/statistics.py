@@ -9,6 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
+def loss_window(num_workers: int) -> int:
+    """How many of the latest pushes the training loss at the end of a run is the mean of."""
+    return max(100, 4 * num_workers)
+
+
 def _added(some: Mapping[int, int], others: Mapping[int, int]) -> dict[int, int]:
     return {key: some.get(key, 0) + others.get(key, 0) for key in {**some, **others}}
 
@@ -181,8 +186,10 @@ class Totals:
 class WorkerStatistics:
     """What one worker did. Durations are sums in seconds."""
 
+    clock: int = 0
+    """Pushes that the coordinator counted."""
     pushes: int = 0
-    """Pushes that counted, which is the worker's clock."""
+    """Those of them that came before the run had ended."""
     samples: int = 0
     updates: int = 0
     """Updates that this worker's gradient was part of."""

@@ -15,20 +15,22 @@ class Network:
     """The way between the server and its workers.
 
     Attributes:
-        latency_s: Seconds that a clock message or a grant takes.
+        clock_s: Seconds from the end of a push until its clock message lies before the server.
+        grant_s: Seconds from sending a grant until the worker sees it.
         pull_s: Seconds of a pull beside its time on the link.
         push_s: The same of a push.
         bandwidth: Bytes per second of the server's link in each direction, shared by all workers, first come first
             served; None: transfers take no time on it.
     """
 
-    latency_s: float = 0.0
+    clock_s: float = 0.0
+    grant_s: float = 0.0
     pull_s: float = 0.0
     push_s: float = 0.0
     bandwidth: float | None = None
 
     def __post_init__(self) -> None:
-        for key in ("latency_s", "pull_s", "push_s"):
+        for key in ("clock_s", "grant_s", "pull_s", "push_s"):
             _require(f"network.{key}", getattr(self, key))
         if self.bandwidth is not None and not 0 < self.bandwidth < math.inf:
             raise UserError(
@@ -38,13 +40,20 @@ class Network:
 
 @dataclass(frozen=True)
 class ServerCosts:
-    """What the server's work takes: ``handle_s`` per push (message, decision, grant), ``apply_s`` per update."""
+    """What the server's work takes.
+
+    Attributes:
+        handle_s: Seconds per push: message, decision, grant.
+        apply_s: Seconds per update.
+        poll_s: An idle server looks for messages once in this time, and handles together what it finds; 0: at once.
+    """
 
     handle_s: float = 0.0
     apply_s: float = 0.0
+    poll_s: float = 0.0
 
     def __post_init__(self) -> None:
-        for key in ("handle_s", "apply_s"):
+        for key in ("handle_s", "apply_s", "poll_s"):
             _require(f"server.{key}", getattr(self, key))
 
 

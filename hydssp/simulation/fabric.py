@@ -6,7 +6,7 @@ of the cluster alone; events at the same instant come in the order in which they
 
 An iteration of worker w, in seconds of virtual time::
 
-    grant sent --latency--> seen --pull--> pulled --computing, padded--> computed --push--> pushed --latency--> received
+    grant sent --grant_s--> seen --pull--> pulled --computing, padded--> computed --push--> pushed --clock_s--> received
 
 The server handles what has been received whenever it is free; ``handle_s`` per push and ``apply_s`` per update make it
 busy, so that it saturates as a real one does. Cost per push: two or four entries of a heap.
@@ -195,13 +195,13 @@ class Fabric:
 
     def grant(self, worker: int, grant: Grant) -> None:
         """See ``ServerTransport``; the handling of a push takes its time here."""
+        if grant.stop:
+            return  # its gradient stays: the round that it belongs to may not be complete
         if self.numel and (gradient := self._gradients.pop(worker, None)) is not None:
             self._pool.give_back(gradient)
-        if grant.stop:
-            return
         network = self._cluster.network
         self._time += self._cluster.server.handle_s
-        seen_at = self._time + network.latency_s
+        seen_at = self._time + network.grant_s
         iteration = Iteration(worker, grant, seen_at, grant.version)
         if self.numel:
             self._needed[grant.version] += 1
@@ -271,7 +271,7 @@ class Fabric:
         self._receive_later(iteration)
 
     def _receive_later(self, iteration: Iteration) -> None:
-        iteration.received_at = iteration.pushed_at + self._cluster.network.latency_s
+        iteration.received_at = iteration.pushed_at + self._cluster.network.clock_s
         self._plan(iteration.received_at, _RECEIVED, iteration)
 
     # --- the loop ------------------------------------------------------------------------------------------
@@ -290,7 +290,7 @@ class Fabric:
         Raises:
             TrainingError: What the server raises, and when nobody computes any more.
         """
-        agenda = self._agenda
+        agenda, poll_s = self._agenda, self._cluster.server.poll_s
         server.start()
         self._server_free_at = self._time
         if wake_at is not None:
@@ -318,10 +318,12 @@ class Fabric:
             elif kind == _SERVER:
                 is_due = False
             # The server looks when it is free, and then at all that has come by that time.
-            if at < self._server_free_at or (agenda and agenda[0][0] <= at):
+            if at < self._server_free_at or (poll_s and kind != _SERVER) or (agenda and agenda[0][0] <= at):
                 if not is_due:
                     is_due = True
-                    self._plan(max(at, self._server_free_at), _SERVER, None)
+                    idle_s = max(0.0, at - self._server_free_at)
+                    polls = math.ceil(idle_s / poll_s) * poll_s if poll_s else idle_s
+                    self._plan(max(at, self._server_free_at + polls), _SERVER, None)
                 continue
             server.step()
             self._server_free_at = self._time

@@ -6,6 +6,7 @@ One job: from a recording to a cluster, from a cluster and a paradigm to figures
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ from hydssp.observe.recorder import Recorder
 from hydssp.server import Limits
 from hydssp.simulation.clocks import run_clocks
 from hydssp.simulation.cluster import Cluster, Network, ServerCosts
-from hydssp.simulation.recording import Recording, answer_s, computing_s
+from hydssp.simulation.recording import Recording, answers_s, full_pushes
 from hydssp.simulation.times import Measured
 
 MAX_PUSHES = 20_000
@@ -63,43 +64,39 @@ class Figures:
 def cluster_of(recording: Recording) -> Cluster:
     """The cluster that a run was recorded on, as far as its log tells.
 
-    Computing times are replayed worker by worker. Pull, push and the answer to a push take their means; of the answer
-    what the server's work does not explain is taken for the way, half for each direction.
+    Computing times are replayed worker by worker, with what grant, pull and push took more or less than their means:
+    without that jitter equally fast workers would stay in step. A clock message takes the shortest time that was seen
+    (the 5 % quantile); what half of them waited beyond that is half the time between two looks of the server.
 
     Raises:
         UserError: When a worker has pushed nothing.
     """
-    full = [push for push in recording.pushes if push["n"]]
-    if not full or not recording.apply_s:
+    pushes = full_pushes(recording)
+    if not pushes or not recording.apply_s:
         raise UserError(f"{recording.path}: the recorded run made no update; choose one that did")
-    apply_s = math.fsum(recording.apply_s) / len(recording.apply_s)
-    pushes_per_update = len(full) / len(recording.apply_s)
-    handled_s = answer_s(recording)
-    handle_s = max(0.0, min(handled_s - apply_s, _handle_s(recording)))
-    way_s = max(0.0, handled_s - handle_s - (apply_s if pushes_per_update < 1.5 else 0.0))
+    mean = {key: _mean([push[key] for push in pushes]) for key in ("grant", "pull", "push")}
+    computing_s: list[list[float]] = [[] for _ in range(recording.num_workers)]
+    for push in pushes:
+        jitter_s = math.fsum(push[key] - mean[key] for key in mean)
+        computing_s[push["w"]].append(max(0.0, push["data"] + push["compute"] + jitter_s))
+    seen_s = sorted(max(0.0, push["t"] - push["at"]) for push in pushes)
+    clock_s = seen_s[len(seen_s) // 20]
+    apply_s = _mean(recording.apply_s)
     return Cluster(
         recording.num_workers,
-        Measured(computing_s(recording)),
-        network=Network(
-            latency_s=way_s / 2,
-            pull_s=math.fsum(push["pull"] for push in full) / len(full),
-            push_s=math.fsum(push["push"] for push in full) / len(full),
+        Measured(computing_s),
+        network=Network(clock_s=clock_s, grant_s=mean["grant"], pull_s=mean["pull"], push_s=mean["push"]),
+        server=ServerCosts(
+            handle_s=max(0.0, _mean(answers_s(recording)) - apply_s),
+            apply_s=apply_s,
+            poll_s=2 * (seen_s[len(seen_s) // 2] - clock_s),
         ),
-        server=ServerCosts(handle_s, apply_s),
         slots=recording.config["transport"]["slots"],
     )
 
 
-def _handle_s(recording: Recording) -> float:
-    """What a push costs the server: seconds between the decision and the last grant sent, updates left out."""
-    spent = [
-        call.releases[-1]["t"] - call.now
-        for call in recording.calls
-        if call.kind == "pushes" and len(call.pushes) == 1 and call.releases
-    ]
-    if not spent:
-        return 0.0
-    return max(0.0, math.fsum(spent) / len(spent) - math.fsum(recording.apply_s) / len(recording.apply_s))
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values) if values else 0.0
 
 
 def predict(

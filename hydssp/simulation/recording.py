@@ -6,8 +6,6 @@ One job: read ``config.yaml`` and ``events.jsonl`` (``observe.recorder`` says wh
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -144,31 +142,20 @@ def read_summary(recording: Recording) -> dict[str, Any]:
     return summary
 
 
-def computing_s(recording: Recording) -> list[list[float]]:
-    """Seconds that each worker took for data, forward and backward, padding included, in its order."""
-    seconds: list[list[float]] = [[] for _ in range(recording.num_workers)]
-    for push in recording.pushes:
-        if push["n"]:
-            seconds[push["w"]].append(push["data"] + push["compute"])
-    return seconds
+def full_pushes(recording: Recording) -> list[dict[str, Any]]:
+    """The push records with a batch behind them, each with ``grant`` added: seconds until its worker saw the grant."""
+    sent_at = {(r["w"], r["it"]): r["t"] for call in recording.calls for r in call.releases}
+    return [
+        {**push, "grant": max(0.0, push["granted"] - sent_at[push["w"], push["it"]])}
+        for push in recording.pushes
+        if push["n"] and (push["w"], push["it"]) in sent_at
+    ]
 
 
-def answer_s(recording: Recording) -> float:
-    """Mean seconds from a push until the worker saw the grant that answered it, of pushes that were not held."""
-    answers = list(_answers(recording))
-    return math.fsum(answers) / len(answers) if answers else 0.0
-
-
-def _answers(recording: Recording) -> Iterator[float]:
-    was_held = {
-        (release["w"], release["it"])
+def answers_s(recording: Recording) -> list[float]:
+    """Seconds from each decision on one push alone until the grant that answered it was sent: the server's work."""
+    return [
+        call.releases[-1]["t"] - call.now
         for call in recording.calls
-        for release in call.releases
-        if release["held_since"] < release["at"]
-    }
-    pushed_at: dict[int, float] = {}
-    for push in recording.pushes:
-        worker = push["w"]
-        if worker in pushed_at and (worker, push["it"]) not in was_held:
-            yield max(0.0, push["granted"] - pushed_at[worker])
-        pushed_at[worker] = push["at"]
+        if call.kind == "pushes" and len(call.pushes) == len(call.releases) == 1
+    ]

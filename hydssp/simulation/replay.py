@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hydssp.coordination.coordinator import Coordinator
-from hydssp.coordination.events import Decision, Outcome
-from hydssp.coordination.paradigms import Paradigm
+from hydssp.coordination.events import Decision, Outcome, ProtocolError
 from hydssp.simulation.recording import Call, Recording
 
 
@@ -33,16 +32,21 @@ class Replay:
     differences: list[str] = field(default_factory=list)
 
 
-def replay(recording: Recording, paradigm: Paradigm) -> Replay:
-    """Run the recorded calls through a coordinator with ``paradigm``.
+def replay(recording: Recording, coordinator: Coordinator) -> Replay:
+    """Run the recorded calls through ``coordinator``, a new one.
 
     A release that finds no batch left is not granted, so that the log shows the worker finish instead.
     """
-    coordinator = Coordinator(paradigm, recording.num_workers)
     result = Replay(num_calls=len(recording.calls))
     calls = recording.calls
     for number, call in enumerate(calls):
-        outcome = _repeat(coordinator, call)
+        try:
+            outcome = _repeat(coordinator, call)
+        except (ProtocolError, ValueError) as error:
+            result.differences.append(
+                f"call {number} ({call.kind} at {call.now:.6f} s) cannot have happened: {error}"
+            )
+            break
         result.num_pushes += len(call.pushes)
         result.num_releases += len(call.releases)
         result.num_holds += len(call.holds)
@@ -51,14 +55,14 @@ def replay(recording: Recording, paradigm: Paradigm) -> Replay:
         expected = [_recorded(r) for r in call.releases]
         decided = [_decided(d) for d in outcome.releases]
         granted = [d for d in decided if d in expected or d[0] not in told_to_go]
-        for what, recorded, again in (
+        for what, before, again in (
             ("releases", expected, granted),
             ("holds", [_recorded(r) for r in call.holds], [_decided(d) for d in outcome.holds]),
         ):
             # A run that was cut off may lack the last answers.
-            if recorded != again and not (following is None and recorded == again[: len(recorded)]):
+            if before != again and not (following is None and before == again[: len(before)]):
                 result.differences.append(
-                    f"call {number} ({call.kind} at {call.now:.6f} s): recorded {what} {recorded}, decided {again}"
+                    f"call {number} ({call.kind} at {call.now:.6f} s): recorded {what} {before}, decided {again}"
                 )
     return result
 

@@ -80,3 +80,29 @@ def model_of_another_size(**arguments):
 
     is_other = Launch.from_environment(os.environ).rank == 2
     return mlp(**{**arguments, "hidden": [65] if is_other else [64]})
+
+
+class BreaksAt700:
+    """The training data of the digits, as a data set of the user's with one file that is damaged."""
+
+    def __init__(self) -> None:
+        from hydssp.data import digits
+
+        self.part = digits().train
+
+    def __len__(self) -> int:
+        return len(self.part)
+
+    def __getitem__(self, index: int):
+        if index == 700:
+            raise OSError(f"image {index}.png is truncated")
+        return torch.from_numpy(self.part.images[index] / 16), int(self.part.labels[index])
+
+
+def data_with_a_damaged_file():
+    """Training data of which one sample cannot be read."""
+    from types import SimpleNamespace
+
+    from hydssp.data import digits
+
+    return SimpleNamespace(train=BreaksAt700(), test=digits().test)

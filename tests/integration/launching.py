@@ -15,6 +15,14 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import yaml
+
+from hydssp import config as configuration
+from hydssp.observe.run_folder import RunFolder
+from hydssp.simulation.forced import make_coordinator
+from hydssp.simulation.recording import read_recording
+from hydssp.simulation.replay import replay
+
 HERE = Path(__file__).resolve().parent
 
 
@@ -103,7 +111,7 @@ def train(
     variables: Mapping[str, str] | None = None,
     wrapper: Sequence[str] = (),
 ) -> Result:
-    """Run ``python -m hydssp.train``.
+    """Run ``python -m hydssp.train``; the releases of a run that ended in order must come again in a replay.
 
     Args:
         *overrides: Hydra overrides and flags.
@@ -121,4 +129,17 @@ def train(
             os.killpg(process.pid, signal.SIGKILL)
             out, err = process.communicate()
             raise AssertionError(f"{process.args} did not end in {timeout_s} s\n{out}\n{err}") from None
-    return Result(process.returncode, out, err, time.monotonic() - begun, folder)
+    seconds = time.monotonic() - begun
+    if process.returncode in (0, 75, 130):
+        check_replay(folder)
+    return Result(process.returncode, out, err, seconds, folder)
+
+
+def check_replay(folder: Path) -> None:
+    """Every release and hold that was recorded must be decided again; of no effect without a whole event log."""
+    run = RunFolder(folder)
+    if run.config.exists() and yaml.safe_load(run.config.read_text())["events"] == "full":
+        recording = read_recording("replay", str(folder))
+        paradigm = configuration.build_paradigm(recording.config)
+        result = replay(recording, make_coordinator(paradigm, recording.num_workers))
+        assert not result.differences, result.differences[:3]

@@ -48,6 +48,7 @@ def test_more_workers_than_batches(tmp_path):
             "batch_size=700", "epochs=1", f"paradigm={paradigm}", ranks=5, folder=tmp_path / paradigm
         )
         assert result.code == 0, result.err
+        assert result.err.count("WARNING: batch_size=700: 4 workers share 1,437 training samples") == 1
         assert used(result) == {0: list(range(1437))}
         assert result.summary["samples"] == 1437
 

@@ -69,6 +69,19 @@ def test_server_is_killed(tmp_path):
     assert_no_strays(result.folder)
 
 
+@pytest.mark.parametrize("loader_workers", [0, 1])
+@pytest.mark.once
+def test_a_sample_cannot_be_read(tmp_path, loader_workers):
+    overrides = ["data._target_=faults.data_with_a_damaged_file", f"data.loader_workers={loader_workers}"]
+    result = train(*overrides, "epochs=1", ranks=2, folder=tmp_path / "run", timeout_s=60)
+    assert result.code == 1
+    said = "data: reading sample 700 of BreaksAt700 failed with OSError: image 700.png is truncated"
+    assert said in result.err.splitlines()
+    assert "faults.py" in result.err
+    assert "hydssp/worker.py" not in result.err  # of no use to whoever has to mend the file
+    assert_no_strays(result.folder)
+
+
 def test_evaluation_fails(tmp_path):
     """An error in the evaluation process ends the job with that error, and the summary says so."""
     overrides = ["loss._target_=faults.FailingLoss", "+loss.how=evaluation", "epochs=null", "max_time_s=60"]

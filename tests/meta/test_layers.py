@@ -26,6 +26,7 @@ CLOCKS_AND_CHANCE = {"time", "datetime", "random", "secrets", "uuid"}
 FORBIDDEN = {
     "hydssp": {"torch", "mpi4py", "numpy"} | HYDRA,
     "hydssp.abort": {"torch", "numpy"} | HYDRA,
+    "hydssp.application": {"torch", "mpi4py"},
     "hydssp.command_line": {"torch", "mpi4py", "numpy"},
     "hydssp.config": {"torch", "mpi4py"},
     "hydssp.coordination": {"torch", "mpi4py", "numpy"} | HYDRA | CLOCKS_AND_CHANCE,
@@ -39,9 +40,13 @@ FORBIDDEN = {
     "hydssp.models": {"mpi4py", "torchvision"} | HYDRA,
     "hydssp.observe": {"mpi4py", "torch"} | HYDRA,
     "hydssp.observe.tensorboard": {"mpi4py"} | HYDRA,
+    "hydssp.recorded": {"torch", "mpi4py"},
     "hydssp.server": {"torch", "mpi4py"} | HYDRA,
     "hydssp.session": {"torch"} | HYDRA,
     "hydssp.signals": {"torch", "mpi4py", "numpy"} | HYDRA,
+    "hydssp.simulate": {"mpi4py"},
+    "hydssp.simulation": {"torch", "mpi4py"} | HYDRA | CLOCKS_AND_CHANCE,
+    "hydssp.simulation.gradients": {"mpi4py"} | HYDRA | CLOCKS_AND_CHANCE,
     "hydssp.straggler": {"torch", "mpi4py"} | HYDRA | CLOCKS_AND_CHANCE,
     "hydssp.task": {"mpi4py"},
     "hydssp.train": {"torch", "mpi4py", "numpy"},
@@ -58,6 +63,7 @@ FORBIDDEN = {
 NOT_AT_IMPORT = {
     "hydssp.observe.tensorboard": {"torch"},
     "hydssp.abort": {"mpi4py"},
+    "hydssp.simulate": {"torch"} | HYDRA,
     "hydssp.train": HYDRA,
     "hydssp.job": {"hydssp.transport.rma"},
 }

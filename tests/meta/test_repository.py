@@ -103,11 +103,11 @@ def test_training_commands_compose(name):
         assert compose(*overrides)
 
 
-def compose(*overrides: str) -> dict:
+def compose(*overrides: str, command: str = "train") -> dict:
     config.register()
     GlobalHydra.instance().clear()
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        return config.to_plain(hydra.compose("train", overrides=list(overrides)))
+        return config.to_plain(hydra.compose(command, overrides=list(overrides)))
 
 
 GROUP_FILES = sorted(path.relative_to(CONF) for path in CONF.glob("*/*.yaml"))
@@ -116,9 +116,15 @@ MANDATORY = {"schedule/step": ["schedule.milestones=[10]"]}
 
 
 @pytest.mark.parametrize("choice", GROUP_FILES, ids=str)
-def test_every_configuration_composes(choice):
+def test_every_configuration_composes(choice, tmp_path):
     group, name = choice.parent.as_posix(), choice.stem
-    plain = compose(f"{group}={name}", *MANDATORY.get(f"{group}/{name}", []))
+    more = MANDATORY.get(f"{group}/{name}", [])
+    if name == "recorded":
+        run = "events: full\nparadigm: {name: asp, _target_: hydssp.coordination.paradigms.ASP}\n"
+        (tmp_path / "config.yaml").write_text(run)
+        (tmp_path / "events.jsonl").write_text('{"e":"start","workers":3}\n')
+        more = [f"paradigm.run={tmp_path}"]
+    plain = compose(f"{group}={name}", *more, command="simulate")
     config.check(plain)
     assert plain[group]["name"] == name
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from test_cifar import write_miniature
 
@@ -30,7 +31,14 @@ def test_list_names_all_with_their_keys(capsys):
             ["check", "synthetic", "shape=[2,4,4]", "data.num_samples=30", "num_classes=3", "separation=1.5"],
             ["30 images of shape [2, 4, 4], 3 classes with 10 each"],
         ),
-        (["check", "test_data_command.own", "size=3"], ["3 samples, list", "1 samples, list"]),
+        (
+            ["check", "test_data_command.own", "size=3"],
+            ["3 samples, list: each int and int", "1 samples, list: each int and int"],
+        ),
+        (
+            ["check", "test_data_command.Uneven"],
+            ["2 samples, Uneven: the first float32 [2] and int, the last float32 [3] and int"],
+        ),
     ],
 )
 def test_check_describes(capsys, arguments, words):
@@ -43,7 +51,25 @@ def test_check_describes(capsys, arguments, words):
 def own(size: int):
     from types import SimpleNamespace
 
+    if size > 10:
+        raise LookupError("there are ten files")
     return SimpleNamespace(train=[(0, 0)] * size, test=[(0, 0)])
+
+
+class Uneven:
+    """Samples of different lengths; its own training and test data."""
+
+    def __init__(self, damaged: int = -1) -> None:
+        self.train = self.test = self
+        self.damaged = damaged
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int):
+        if index == self.damaged:
+            raise OSError(f"{index}.png is truncated")
+        return np.zeros(2 + index, np.float32), index
 
 
 @pytest.mark.parametrize(
@@ -58,9 +84,23 @@ def own(size: int):
         (["check", "hydssp.nothing"], ["hydssp.nothing cannot be imported"]),
         (["check", "test_data_command.own"], ["size", "missing"]),
         (["check", "test_data_command.own", "size=0"], ["train is empty"]),
+        (
+            ["check", "test_data_command.own", "size=11"],
+            ["size=11", "LookupError: there are ten files", "py:"],
+        ),
+        (["check", "test_data_command.own", "size=x"], ["test_data_command.own with size=x", "TypeError"]),
+        (
+            ["check", "test_data_command.Uneven", "damaged=1"],
+            ["sample 1 of Uneven", "OSError: 1.png is truncated"],
+        ),
+        (["check", "synthetic", "num_samples=x"], ["num_samples"]),
+        (["check", "own_broken.data"], ["own_broken.data cannot be imported: SyntaxError"]),
+        (["check", "builtins.iter"], ["builtins.iter"]),
     ],
 )
-def test_mistakes_are_one_message_and_exit_code_2(capsys, arguments, words):
+def test_mistakes_are_one_message_and_exit_code_2(capsys, tmp_path, monkeypatch, arguments, words):
+    (tmp_path / "own_broken.py").write_text("def data(:\n")
+    monkeypatch.syspath_prepend(tmp_path)
     assert main(arguments) == 2
     captured = capsys.readouterr()
     assert captured.err.startswith("hydssp: data")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import platform
 import subprocess
 import sys
@@ -190,3 +191,11 @@ def test_unknown_level_and_unwritable_file_are_the_users_to_mend(tmp_path, loggi
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="run_dir"):
         configure_logging(0, tmp_path / "file" / "rank_0000.log")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a file that is always full")
+def test_a_full_disk_costs_the_log_and_neither_the_run_nor_a_traceback(capsys, logging_removed):
+    configure_logging(1, "/dev/full")
+    logging.getLogger("hydssp").warning("lost")
+    remove_logging()
+    assert capsys.readouterr().err == ""

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import traceback
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +22,8 @@ from loading_samples import NUM_SAMPLES, Oddities, Plain, Witness
 from hydssp.data import ArrayDataset, Augment, EpochOrder, digits, shared_pickle
 from hydssp.data.batches import Batches, DatasetBatches
 from hydssp.data.loader import Loader, LoaderProcessError
-from hydssp.data.samples import Samples
-from hydssp.errors import UserError
+from hydssp.data.samples import DatasetSamples, Samples
+from hydssp.errors import TrainingError, UserError
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -177,6 +178,27 @@ def test_an_error_is_raised_in_the_rank_with_its_traceback(prefetched):
         assert loader(0, 0, 3)[1].tolist() == [0, 1, 2]
 
 
+class Broken:
+    """A data set of the user's."""
+
+    def __getitem__(self, index):
+        return {3: [1.0, 2.0, 3.0], 4: "no number"}[index], 0
+
+
+@pytest.mark.parametrize("num_processes", [0, 1])
+def test_a_sample_that_cannot_be_read_is_named_and_only_the_users_part_of_the_traceback_kept(num_processes):
+    with in_order(DatasetSamples(Broken()), num_processes) as loader:
+        with pytest.raises(TrainingError) as error:
+            loader(0, 4, 2)
+        assert str(error.value) == "data: reading sample 5 of Broken failed with KeyError: 5"
+        trace = "".join(traceback.format_exception(error.value.__cause__))
+        assert "in __getitem__" in trace
+        assert "in gather" not in trace
+        assert ("in a loader process" in trace) == bool(num_processes)
+        with pytest.raises(TrainingError, match="samples 3, 4 of Broken cannot be joined to a batch: "):
+            loader(0, 3, 2)
+
+
 def test_objects_cannot_be_handed_over():
     with in_order(Oddities(), 1) as loader, pytest.raises(TypeError, match="a batch of object"):
         loader(0, 7, 1)
@@ -192,9 +214,9 @@ def test_an_error_that_cannot_travel_is_raised_as_text(sample, name):
 
 def test_a_process_that_dies_is_reported():
     with in_order(Oddities(), 2) as loader:
-        with pytest.raises(RuntimeError, match=r"loader process 0 of this rank .*SIGKILL.*short of memory"):
+        with pytest.raises(TrainingError, match=r"loader process 0 of this rank .*SIGKILL.*short of memory"):
             loader(0, 5, 2)
-        with pytest.raises(RuntimeError, match="loader process 0"):
+        with pytest.raises(TrainingError, match="loader process 0"):
             loader(0, 0, 2)
 
 

@@ -171,12 +171,55 @@ def test_sentence_when_nobody_waits():
 def test_failures_and_rejected_gradients_are_pointed_out():
     text = printed(
         make_summary(
-            [0.0, 0.0], failures=[{"worker": 1, "t": 4.2, "why": "no sign for 60 s"}], rejected_gradients=3
+            [0.0, 0.0],
+            failures=[{"worker": 1, "t": 4.2, "why": "no sign for 60 s"}],
+            rejected_gradients=3,
+            rejected_samples=96,
         )
     )
     assert "Worker 1 failed at 4.2 s: no sign for 60 s" in text
-    assert "3 gradients contained inf or nan" in text
+    assert "3 gradients contained inf or nan and were not applied" in text
+    assert "96 samples of these epochs were not trained on" in text
     assert "3 rejected" in text
+
+
+LEARNED = {
+    "pushes": 1000,
+    "evaluations": 3,
+    "final_loss": 0.3,
+    "first_train_loss": 2.3,
+    "final_train_loss": 0.2,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({}, None),
+        ({"final_train_loss": 2.29}, "was 2.3 with the initial weights, and 2.29 in the latest pushes"),
+        ({"final_train_loss": 1e9}, "and 1e+09 in the latest pushes"),
+        ({"final_train_loss": 2.29, "pushes": 199}, None),  # too short to tell
+        ({"first_train_loss": None}, None),  # went on from weights of another run
+        ({"final_loss": None}, "the loss of the final weights is not finite"),
+        ({"final_loss": None, "evaluations": 0}, None),  # not evaluated
+        ({"first_train_loss": None, "final_train_loss": None, "rejected_gradients": 9}, "not one gradient"),
+        ({"first_train_loss": -1.0, "final_train_loss": -3.0}, None),
+        ({"first_train_loss": -1.0, "final_train_loss": -1.01}, "was -1 with the initial weights"),
+    ],
+)
+def test_a_run_that_did_not_learn_is_told_so_and_what_to_try(changes, why):
+    text = printed({**make_summary([0.0, 0.0]), **LEARNED, **changes})
+    assert ("The run did not learn" in text) == (why is not None)
+    if why:
+        assert why in text
+        assert "Try a lower optimizer.lr first." in text
+        assert "async_weight" not in text
+
+
+def test_staleness_is_named_where_there_was_some():
+    stale = {"mean": 1.0, "p50": 1, "p99": 2, "max": 2, "histogram": {}}
+    text = printed({**make_summary([0.0]), **LEARNED, "final_loss": None, "staleness": stale})
+    assert "async_weight=per_worker and a paradigm with less staleness (ssp, bsp)" in text
 
 
 def test_many_workers_are_cut_to_those_that_waited_longest():

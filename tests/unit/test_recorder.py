@@ -6,7 +6,7 @@ import enum
 import json
 import logging
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -212,12 +212,12 @@ def test_summary_has_every_key_and_counts_right(folder):
         "seed": 3,
         "num_workers": 2,
         "updates": 2,
-        "pushes": 5,
+        "pushes": 4,  # not the one that was discarded
         "samples": 40,
         "epochs": 0.4,
         "wall_s": 4.0,  # until the last worker left, not until the summary was made
         "updates_per_s": 0.5,
-        "pushes_per_s": 1.25,
+        "pushes_per_s": 1.0,
         "samples_per_s": 10.0,
         "final_accuracy": None,
         "final_loss": None,
@@ -229,6 +229,7 @@ def test_summary_has_every_key_and_counts_right(folder):
         "controller": {"calls": 4, "extension_histogram": {"0": 1, "2": 3}},
         "server": {"busy_s": 1.0, "busy_fraction": 0.25, "apply_s": pytest.approx(0.03)},
         "rejected_gradients": 1,
+        "rejected_samples": 10,
         "discarded_pushes": 1,
         "empty_pushes": 1,
         "ignored_pushes": 1,
@@ -239,7 +240,21 @@ def test_summary_has_every_key_and_counts_right(folder):
     assert {key: summary[key] for key in expected} == expected
     first, second = summary["by_worker"]
     assert (first["worker"], first["pushes"], first["samples"], first["samples_applied"]) == (0, 3, 10, 10)
-    assert (second["pushes"], second["updates"], second["staleness_mean"]) == (2, 1, 1.0)
+    assert (second["pushes"], second["updates"], second["staleness_mean"]) == (1, 1, 1.0)
+    (progress,) = read_records(folder.metrics)
+    assert (progress["pushes"], progress["clocks"]) == (4, [3, 2])  # the coordinator counts it
+
+
+def test_the_first_loss_is_that_of_the_initial_weights():
+    recorder = Recorder(None, paradigm="asp")
+    recorder.started(0.0, 2)
+    recorder.push(1, message(0, 0.1, 1.0, loss=2.0), 1.0, 1, 1, "gradient")
+    recorder.push(2, message(1, 0.1, 1.5, samples=30, loss=4.0), 1.5, 1, 1, "gradient")
+    assert recorder.summary(2.0, "running", "")["first_train_loss"] == 3.5
+    later = message(0, 1.1, 2.0, loss=90.0)
+    later = replace(later, clock=replace(later.clock, version=1))
+    recorder.push(3, later, 2.0, 1, 1, "gradient")
+    assert recorder.summary(2.0, "running", "")["first_train_loss"] == 3.5
 
 
 def test_what_a_mitigation_measured_is_in_events_and_summary(folder):
@@ -372,6 +387,20 @@ def test_progress_records_cover_the_time_since_the_one_before(folder):
     }
 
 
+def test_the_last_progress_record_ends_with_training_and_not_with_the_evaluation(folder):
+    recorder = Recorder(folder, paradigm="ssp", progress_s=5.0)
+    recorder.started(0.0, 1)
+    recorder.tick(5.0)
+    recorder.push(1, message(0, 0.1, 6.0), 6.0, 1, 1, "gradient", is_last=True)
+    recorder.finish([0], 7.0, "epochs")
+    recorder.tick(11.0)
+    recorder.evaluation(60.0, 1, 10, 0.5, 1.0, 6.0)
+    recorder.write_summary(60.0, "done", "epochs")
+    recorder.close()
+    _, last = (record for record in read_records(folder.metrics) if record["kind"] == "progress")
+    assert (last["t"], last["pushes"], last["pushes_per_s"]) == (7.0, 1, 0.5)
+
+
 def test_records_of_large_runs_list_at_most_64_workers(folder):
     recorder = Recorder(folder, paradigm="bsp", progress_s=1.0)
     recorder.started(0.0, 200)
@@ -465,6 +494,18 @@ def test_holds_are_logged_when_the_cause_changes_and_not_too_often(caplog):
         "1.000 s: worker 0: held_by_rule",
         "1.100 s: worker 1: held_by_rule",
         "4.000 s: worker 0: held_by_cap (1 changes before it not logged)",
+    ]
+
+
+def test_a_line_of_the_log_names_at_most_eight_workers(caplog):
+    recorder = Recorder(None, paradigm="asp")
+    recorder.started(0.0, 500)
+    with caplog.at_level(logging.INFO, logger="hydssp.coordination"):
+        recorder.finish(range(8), 1.0, "epochs")
+        recorder.finish(range(8, 500), 2.0, "epochs")
+    assert [record.getMessage() for record in caplog.records] == [
+        "1.000 s: finished: worker 0, 1, 2, 3, 4, 5, 6, 7 (epochs)",
+        "2.000 s: finished: worker 8, 9, 10, 11, 12, 13, 14, 15 and 484 more (epochs)",
     ]
 
 

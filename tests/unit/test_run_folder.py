@@ -9,7 +9,7 @@ from datetime import datetime
 import pytest
 
 from hydssp.errors import UserError
-from hydssp.observe.run_folder import RunFolder, create_run_folder, write_atomically
+from hydssp.observe.run_folder import RunFolder, check_run_folder, create_run_folder, write_atomically
 
 NOW = datetime(2026, 3, 4, 15, 6, 7)
 
@@ -18,7 +18,9 @@ def test_default_folder_is_named_after_date_time_and_paradigm(tmp_path):
     folder = create_run_folder(None, tmp_path / "runs", "dssp", NOW)
     assert folder.path == tmp_path / "runs" / "2026-03-04_150607_dssp"
     assert folder.logs.is_dir()
-    assert folder.checkpoints.is_dir()
+    assert [path.name for path in folder.path.iterdir()] == [
+        "logs"
+    ]  # no empty folder for what may never come
     assert folder.log(12) == folder.path / "logs" / "rank_0012.log"
     names = [folder.config, folder.summary, folder.metrics, folder.events, folder.environment, folder.weights]
     assert [path.name for path in names] == [
@@ -63,6 +65,18 @@ def test_explicit_folder_of_another_run_is_refused_and_left_alone(tmp_path):
     assert (tmp_path / "file").read_text() == "x"
 
 
+def test_a_folder_can_be_looked_at_without_being_claimed(tmp_path):
+    (tmp_path / "empty").mkdir()
+    for free in ("new/one", "empty"):
+        check_run_folder(tmp_path / free)
+    assert os.listdir(tmp_path) == ["empty"]
+    create_run_folder(tmp_path / "mine", "unused", "bsp", NOW)
+    (tmp_path / "file").write_text("x")
+    for taken in ("mine", "file"):
+        with pytest.raises(UserError, match=f"run_dir.*{taken}.*never overwrites"):
+            check_run_folder(str(tmp_path / taken))
+
+
 def test_folder_that_cannot_be_made_is_the_users_to_mend(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(UserError, match="run_dir"):
@@ -85,10 +99,10 @@ def test_failed_write_keeps_the_old_file_and_no_temporary_one(tmp_path, monkeypa
     write_atomically(path, "old")
 
     def fail(source, target):
-        raise OSError("no space left")
+        raise OSError(28, "no space left")
 
     monkeypatch.setattr(os, "replace", fail)
-    with pytest.raises(OSError, match="no space"):
+    with pytest.raises(OSError, match=r"no space left: .*summary\.json'"):
         write_atomically(path, "new")
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["summary.json"]

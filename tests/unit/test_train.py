@@ -1,0 +1,48 @@
+"""What the entry point does before it imports torch or starts MPI."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+import sys
+from hydssp.train import main
+code = main()
+print("loaded:", *({"torch", "mpi4py"} & set(sys.modules)))
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize(
+    "overrides", [["run_dir=mine"], ["--multirun", "run_dir=${oc.env:MINE}", "seed=0,1"]]
+)
+def test_a_run_folder_in_use_is_refused_before_torch_and_mpi(tmp_path, monkeypatch, overrides):
+    monkeypatch.setenv("MINE", "mine")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "summary.json").write_text("precious")
+    command = [sys.executable, "-c", PROGRAM, "transport=local", "num_workers=2", "runs_dir=runs", *overrides]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert result.returncode == 2, result.stderr
+    assert result.stderr.count("hydssp: run_dir: 'mine' exists") == 1
+    assert result.stdout.splitlines()[-1] == "loaded:"
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["summary.json"]
+
+
+def test_help_offers_the_choices_that_there_are():
+    conf = Path(__file__).resolve().parents[2] / "conf"
+    there = {
+        folder.name: ", ".join(sorted(file.stem for file in folder.glob("*.yaml")))
+        for folder in conf.iterdir()
+        if any(folder.glob("*.yaml"))
+    }
+    command = [sys.executable, "-m", "hydssp.train", "--help"]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    groups, config = result.stdout.split("All keys")
+    assert dict(re.findall(r"^(\w+): (.+)$", groups, re.MULTILINE)) == there
+    assert "schema" not in result.stdout
+    assert "batch_size: 32" in config
