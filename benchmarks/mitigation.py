@@ -3,8 +3,8 @@
     python benchmarks/mitigation.py                 # 1 and 11 million parameters (about 2 minutes)
     python benchmarks/mitigation.py --workers 16 --threads 4
 
-SGD with momentum, ``fused``; the workers push in turn, so that every gradient is as stale as there are other workers and
-old weights are kept for each of them. All methods are timed in turn within each repetition, and the ratio to ``none``
+SGD with momentum, ``fused``; the workers push in turn, so that every gradient is as stale as there are other workers
+and old weights are kept for each of them. All methods are timed in turn within each repetition, and the ratio to ``none``
 is the median over the repetitions. Times are processor time of the one thread (wall time with more threads): other
 programs on the machine then count only through the caches. What is timed is the update alone, without its publication.
 Memory is what one element of the model takes at the server beside the weights themselves: E, momenta and copies of old
@@ -82,6 +82,7 @@ class Pushes:
         self.bytes_per_element = (tensor_bytes() - before) / numel - 4
 
     def push(self) -> None:
+        """The next worker's."""
         worker = self.version % len(self.gradients)
         staleness = self.version - self.granted[worker]
         self.optimizer.step(
