@@ -4,11 +4,11 @@
     python benchmarks/mitigation.py --workers 16 --threads 4
 
 SGD with momentum, ``fused``; the workers push in turn, so that every gradient is as stale as there are other workers
-and old weights are kept for each of them. All methods are timed in turn within each repetition, and the ratio to ``none``
-is the median over the repetitions. Times are processor time of the one thread (wall time with more threads): other
-programs on the machine then count only through the caches. What is timed is the update alone, without its publication.
-Memory is what one element of the model takes at the server beside the weights themselves: E, momenta and copies of old
-weights, in bytes.
+and old weights are kept for each of them. All methods are timed in turn within each repetition, and the ratio to
+``none`` is the median over the repetitions. Times are processor time of the one thread (wall time with more threads):
+other programs on the machine then count only through the caches. What is timed is the update alone, without its
+publication. Memory is what one element of the model takes at the server beside the weights themselves: E, momenta and
+copies of old weights, in bytes.
 """
 
 from __future__ import annotations

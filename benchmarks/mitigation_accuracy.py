@@ -5,8 +5,8 @@
     python benchmarks/mitigation_accuracy.py --workers 8 --mitigations none gap_aware --seeds 0
 
 Digits, MLP 64-48-10, ``asp``, the full step per push (``async_weight=one``), lr 0.02, momentum 0.9, batch 32, 40
-epochs, computing times with a coefficient of variation of 0.1. Each line gives the mean over the seeds, and every seed's error,
-in per cent; a run whose weights become infinite counts as chance, 90 %.
+epochs, computing times with a coefficient of variation of 0.1. Each line gives the mean over the seeds, and every
+seed's error, in per cent; a run whose weights become infinite counts as chance, 90 %.
 """
 
 from __future__ import annotations
