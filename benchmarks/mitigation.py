@@ -94,7 +94,9 @@ class Pushes:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--numel", type=int, nargs="+", default=[1_000_000, 11_000_000])
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--threads", type=int, default=1)
@@ -106,9 +108,7 @@ def main() -> None:
     print(f"torch {torch.__version__}, {options.threads} thread(s), {options.workers} workers")
     for numel in options.numel:
         draw = np.random.default_rng(0)
-        gradients = [
-            0.01 * draw.standard_normal(numel, dtype=np.float32) for _ in range(options.workers)
-        ]
+        gradients = [0.01 * draw.standard_normal(numel, dtype=np.float32) for _ in range(options.workers)]
         runs = {name: Pushes(METHODS[name](), numel, gradients) for name in options.methods}
         times: dict[str, list[float]] = {name: [] for name in runs}
         pushes = max(options.workers, 8_000_000 // numel)

@@ -60,7 +60,9 @@ def errors(mitigation: str, num_workers: int, seeds: list[int], pixels: str) -> 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--mitigations", nargs="+", default=MITIGATIONS)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
