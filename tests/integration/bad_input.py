@@ -24,6 +24,8 @@ BEFORE_TORCH = [
     (["data=imagenet"], ["data=imagenet", "digits"]),
     (["optimizer=lamb"], ["optimizer=lamb", "sgd"]),
     (["schedule=linear"], ["schedule=linear", "step"]),
+    (["mitigation=gapaware"], ["mitigation=gapaware", "did you mean gap_aware"]),
+    (["mitigation.granularity=tensor"], ["mitigation.granularity", "no such key"]),
     (["straggler=slow"], ["straggler=slow", "constant"]),
     (["transport=tcp"], ["transport=tcp", "rma"]),
     (["paradigm.s=3"], ["paradigm.s", "s_lower"]),
@@ -111,6 +113,8 @@ BEFORE_TORCH = [
     (["schedule=step", "schedule.milestones=[]"], ["schedule.milestones"]),
     (["schedule=step", "schedule.milestones=[2,1]"], ["schedule.milestones"]),
     (["schedule=step", "schedule.milestones=[1]", "schedule.gamma=2"], ["schedule.gamma=2"]),
+    (["schedule=cosine", "epochs=null", "max_updates=9"], ["schedule.epochs=None", "above 0"]),
+    (["warmup.epochs=-1"], ["warmup.epochs=-1"]),
     (["parameter_groups=[{lr:1}]"], ["parameter_groups[0]", "pattern"]),
     (["--multirun", "paradigm=bsp,asp", "run_dir=x"], ["run_dir=x", "runs_dir"]),
     # combinations without a meaning
@@ -118,6 +122,23 @@ BEFORE_TORCH = [
     (["eval.where=after", "target_accuracy=0.9"], ["eval.where=after", "target_accuracy"]),
 ]
 AFTER_TORCH = [
+    (
+        ["mitigation=gap_aware", "mitigation.granularity=row"],
+        ["mitigation.granularity=row", "element, tensor, scalar"],
+    ),
+    (["mitigation=dana", "paradigm=bsp"], ["mitigation=dana", "optimizer.nesterov=true"]),
+    (["mitigation=dana", "optimizer=adamw"], ["mitigation=dana optimizer=AdamW", "momentum above 0"]),
+    (["mitigation=dana_gap_aware", "optimizer.momentum=0"], ["mitigation=dana_gap_aware", "momentum=0"]),
+    (
+        [
+            "mitigation=gap_aware",
+            "optimizer._target_=torch.optim.RMSprop",
+            "~optimizer.nesterov",
+            "~optimizer.fused",
+        ],
+        ["mitigation=gap_aware", "RMSprop", "staleness_aware"],
+    ),
+    (["mitigation=delay_compensated", "mitigation.strength=-1"], ["mitigation.strength=-1"]),
     (["model=lenet"], ["model=lenet", "8x8"]),
     (["model._target_=torch.nn.Nothing"], ["model._target_=torch.nn.Nothing"]),
     (["model._target_=nowhere.Net"], ["model._target_=nowhere.Net"]),

@@ -203,3 +203,30 @@ def test_events_can_be_left_out(tmp_path):
     result = train("epochs=1", "events=off", ranks=3, folder=tmp_path / "run")
     assert result.code == 0
     assert not (result.folder / "events.jsonl").exists()
+
+
+@pytest.mark.once
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.skipif(
+    not DEBIAN_FOLDER.is_dir(), reason="needs Fashion-MNIST: apt-get install dataset-fashion-mnist"
+)
+def test_gap_aware_learns_where_plain_momentum_stays_at_chance(tmp_path):
+    result = train(
+        "data=fashion_mnist",
+        "model=lenet",
+        "paradigm=asp",
+        "mitigation=gap_aware",
+        "async_weight=one",
+        "optimizer.lr=0.02",
+        "epochs=4",
+        "target_accuracy=0.85",
+        "eval.every_epochs=0.5",
+        ranks=7,
+        folder=tmp_path / "run",
+        timeout_s=1100,
+    )
+    summary = assert_complete(result)
+    assert "target_accuracy" in summary["reason"]
+    assert summary["penalty"]["mean"] > 1.5
+    assert summary["gap"]["max"] > 0

@@ -502,7 +502,7 @@ def test_every_other_method_goes_with_rounds_and_any_optimizer_where_it_may():
         check_mitigation(method, optimizer, is_synchronous=True)
 
 
-@pytest.mark.parametrize("build", [lambda: GapAware("element"), lambda: DanaGapAware("row")])
+@pytest.mark.parametrize("build", [lambda: GapAware("elements"), lambda: DanaGapAware("row")])
 def test_unknown_granularity(build):
     with pytest.raises(UserError, match="mitigation.granularity=.*element, tensor, scalar"):
         build()
