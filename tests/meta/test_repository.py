@@ -255,3 +255,8 @@ def test_the_tests_that_the_probes_name_exist():
         if file not in sources or (name and f"def {name}(" not in sources[file])
     ]
     assert not missing
+
+
+def test_tests_that_run_inside_mpirun_are_where_the_script_looks_for_them():
+    marked = {f.parent for f in (ROOT / "tests").rglob("*.py") if re.search(r"mark[.]mpi\b", f.read_text())}
+    assert marked == {ROOT / "tests" / "contract"}
