@@ -302,7 +302,7 @@ class Formula:
                 v = self.momentum * self.velocities.get(worker, 0.0) + term
                 self.velocities[worker] = v
                 new -= lr * (self.momentum * v + term)
-                self.learn(v)
+                self.learn(self.momentum * v + term)
         else:
             total = sum(term for _, term in terms)
             if self.optimizer == "SGD":
