@@ -57,13 +57,14 @@ def test_in_one_process_after_torch(tmp_path):
 
 
 @pytest.mark.once
-def test_what_only_the_ranks_can_find_out(tmp_path):
+@pytest.mark.parametrize(("ranks", "cases"), [(3, [*AFTER_TORCH, *ON_RANKS]), (5, AFTER_TORCH[::3])])
+def test_what_only_the_ranks_can_find_out(tmp_path, ranks, cases):
     """All ranks agree on the mistake, one of them tells it, and the next configuration is looked at."""
-    cases = [*AFTER_TORCH, *ON_RANKS]
     runs = {str(number): overrides for number, (overrides, _) in enumerate(cases)}
-    assert not faults(cases, [*train_series(runs, ranks=3, folder=tmp_path).values()])
+    assert not faults(cases, [*train_series(runs, ranks=ranks, folder=tmp_path).values()])
 
 
+@pytest.mark.parametrize("ranks", [3, 5])
 @pytest.mark.parametrize(("overrides", "words"), A_FEW, ids=lambda v: " ".join(v)[:40])
-def test_under_mpirun(tmp_path, overrides, words):
-    assert not fault(train(*overrides, ranks=3, folder=tmp_path / "run"), words)
+def test_under_mpirun(tmp_path, overrides, words, ranks):
+    assert not fault(train(*overrides, ranks=ranks, folder=tmp_path / "run"), words)
