@@ -18,7 +18,7 @@ from hydssp.observe.recorder import Recorder
 from hydssp.server import Limits
 from hydssp.simulation.clocks import run_clocks
 from hydssp.simulation.cluster import Cluster, Network, ServerCosts
-from hydssp.simulation.recording import Recording, answers_s, full_pushes
+from hydssp.simulation.recording import Recording, answers_s, full_pushes, read_recording
 from hydssp.simulation.times import Measured
 
 MAX_PUSHES = 20_000
@@ -100,6 +100,17 @@ def cluster_of(recording: Recording) -> Cluster:
         ),
         slots=recording.config["transport"]["slots"],
     )
+
+
+def measured_times(run: str) -> Measured:
+    """The computing times in the run folder ``run``.
+
+    Raises:
+        UserError: When there is no run with a complete event log, or a worker has pushed nothing.
+    """
+    times = cluster_of(read_recording("cluster.run", run)).times
+    assert isinstance(times, Measured)
+    return times
 
 
 def _mean(values: Sequence[float]) -> float:

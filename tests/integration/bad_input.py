@@ -1,7 +1,8 @@
 """A hundred mistakes, each with the words that its one message must contain.
 
-Run as a program it tries all of them on 1, 3 and 5 ranks and prints a table; ``test_bad_input.py`` tries all of them in
-one process and a dozen under mpirun.
+Run as a program it tries all of them on 1, 3 and 5 ranks and prints a table, each in a start of its own;
+``test_bad_input.py`` tries all of them in one process, those that need torch in one start on 3 ranks as well, and a few
+in a start of their own.
 
     python tests/integration/bad_input.py
 """
@@ -173,7 +174,14 @@ AFTER_TORCH = [
     (["run_dir=/proc/run"], ["run_dir"]),
 ]
 """These need two workers to be complete otherwise; ``device`` assumes a machine without a GPU."""
-A_DOZEN = [*BEFORE_TORCH[::16], *AFTER_TORCH[::5]]
+ON_RANKS = [
+    (["data._target_=faults.data_of_one_rank_missing"], ["nowhere", "(on rank 2)"]),
+    (["model._target_=faults.model_of_another_size"], ["rank 2 has another model"]),
+    (["device=cuda"], ["device=cuda", "rank 1"]),
+    (["straggler=constant", "straggler.factors=[1,2,3]"], ["straggler.factors", "2 workers"]),
+]
+"""These need 3 ranks."""
+A_FEW = [*BEFORE_TORCH[::16], AFTER_TORCH[0], AFTER_TORCH[15]]
 
 
 def fault(result, words) -> str:
@@ -187,7 +195,7 @@ def fault(result, words) -> str:
         return "not one message"
     if "Traceback" in result.err:
         return "a traceback"
-    if (result.folder / "config.yaml").exists():
+    if result.folder.exists():
         return "left a run folder"
     return ""
 
