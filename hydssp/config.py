@@ -41,11 +41,19 @@ class Device(Enum):
     cuda = "cuda"
 
 
-class Precision(Enum):
-    """Element type of weights and gradients."""
+class ElementType(Enum):
+    """Of weights and gradients."""
 
     float32 = "float32"
     float64 = "float64"
+
+
+class Format(Enum):
+    """A floating-point format: of the workers' passes, of what travels; fp32 means as ``dtype`` says."""
+
+    fp32 = "fp32"
+    bf16 = "bf16"
+    fp16 = "fp16"
 
 
 class Buffers(Enum):
@@ -171,9 +179,12 @@ class TrainConfig:
     max_time_s: Optional[float] = None
     target_accuracy: Optional[float] = None
     batch_size: int = 32
+    accumulate: int = 1
+    local_steps: int = 1
     num_workers: Optional[int] = None
     device: Device = Device.auto
-    dtype: Precision = Precision.float32
+    dtype: ElementType = ElementType.float32
+    precision: Format = Format.fp32
     threads: Optional[int] = None
     async_weight: Optional[AsyncWeight] = None
     lr_clock: LrClock = LrClock.samples
@@ -369,9 +380,14 @@ def build_schedule(config: dict[str, Any]) -> Schedule:
     return warm if epochs else schedule
 
 
+def samples_per_push(config: dict[str, Any]) -> int:
+    """Samples of a full batch range."""
+    return int(config["batch_size"] * config["accumulate"] * config["local_steps"])
+
+
 def build_dealer(config: dict[str, Any], num_samples: int, is_synchronous: bool) -> Dealer:
     """What deals ``num_samples`` an epoch to ``num_workers`` workers, in rounds if the paradigm is synchronous."""
-    stock = (num_samples, config["batch_size"], config["epochs"])
+    stock = (num_samples, samples_per_push(config), config["epochs"])
     if config["data"]["sharding"] == "static":
         return ShardDealer(*stock, config["num_workers"], rounds=is_synchronous)
     return RangeDealer(*stock, rounds=is_synchronous, lookahead=config["data"]["loader_workers"] > 0)
@@ -409,6 +425,14 @@ def _require(is_right: bool, key: str, value: Any, allowed: str) -> None:
         raise UserError(f"{key}={value}: allowed is {allowed}")
 
 
+def _check_formats(config: dict[str, Any]) -> None:
+    for key, value in (("precision", config["precision"]),):
+        if config["dtype"] == "float64" and value != "fp32":
+            raise UserError(
+                f"{key}={value}: would throw away what dtype=float64 is for; use dtype=float32, or {key}=fp32"
+            )
+
+
 def check(config: dict[str, Any]) -> None:
     """Check everything that needs neither torch nor MPI.
 
@@ -442,6 +466,8 @@ def check(config: dict[str, Any]) -> None:
     check_number("max_time_s", 0, exclusive=True)
     check_number("target_accuracy", 0, exclusive=True, most=1)
     check_number("batch_size", 1)
+    check_number("accumulate", 1)
+    check_number("local_steps", 1)
     check_number("num_workers", 1)
     check_number("threads", 1)
     check_number("progress_s", 0, exclusive=True)
@@ -455,6 +481,7 @@ def check(config: dict[str, Any]) -> None:
         for key in ("num_samples", "num_parameters", "group_size"):
             check_number(f"simulate.{key}", 1)
         check_number("simulate.allreduce_s", 0)
+    _check_formats(config)
     data = config["data"]
     _require(data["sharding"] in ("dynamic", "static"), "data.sharding", data["sharding"], "dynamic, static")
     _require(isinstance(data["drop_last"], bool), "data.drop_last", data["drop_last"], "true, false")

@@ -33,7 +33,7 @@ from hydssp.update.buffers import ModuleBuffers, recalibrate
 from hydssp.update.layout import FlatModule
 
 if TYPE_CHECKING:
-    from hydssp.worker import Loss
+    from hydssp.backward import Loss
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 

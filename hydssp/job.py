@@ -29,6 +29,7 @@ from hydssp import config as configuration
 from hydssp import evaluation, task
 from hydssp import server as server_role
 from hydssp import worker as worker_role
+from hydssp.backward import Backward, Clip, Plan
 from hydssp.coordination.paradigms import Paradigm
 from hydssp.data.loader import Loader
 from hydssp.device import Placement, RankFacts, place
@@ -155,9 +156,12 @@ class Run:
             step = (
                 f"learning rate {rate:g}, per push {per_push}, mitigation {task.make_mitigation(config).name}"
             )
+        pieces = f" x {config['accumulate']}" if config["accumulate"] > 1 else ""
+        if config["local_steps"] > 1:
+            pieces += f", {config['local_steps']} local steps"
         return (
             f"hydssp: {config['paradigm']['name']}, {config['num_workers']} workers, "
-            f"{task.describe(config, self.task)}, batch {config['batch_size']} per worker, {step}"
+            f"{task.describe(config, self.task)}, batch {config['batch_size']}{pieces} per worker, {step}"
         )
 
     def describe(self, worker: int) -> str:
@@ -312,7 +316,10 @@ def _announce(this: Run, ranks: _Ranks) -> None:
         flush=True,
     )
     config = this.config
-    if note := task.batch_note(this.task.num_samples, config["batch_size"], config["num_workers"]):
+    num_batches = configuration.samples_per_push(config) // config["batch_size"]
+    if note := task.batch_note(
+        this.task.num_samples, config["batch_size"], config["num_workers"], num_batches
+    ):
         _log.warning("%s", note)
 
 
@@ -355,16 +362,19 @@ def make_worker(
     buffers = ModuleBuffers(module)
     model = FlatModule(module, built.layout, device)
     model.module.train()
-    return worker_role.Worker(
-        end,
+    backward = Backward(
         model,
-        batches,
         built.loss.to(device) if isinstance(built.loss, torch.nn.Module) else built.loss,
-        straggler or built.straggler,
-        buffers,
-        worker_role.Clip(**config["clip"]),
-        stop_code,
+        Clip(**config["clip"]),
+        Plan(
+            config["batch_size"],
+            config["accumulate"],
+            config["local_steps"],
+            lr=float(config["optimizer"].get("lr", 0.0)) if config["local_steps"] > 1 else 0.0,
+            precision=task.autocast_dtype(config),
+        ),
     )
+    return worker_role.Worker(end, model, batches, backward, straggler or built.straggler, buffers, stop_code)
 
 
 def _step_in_turn(server: server_role.Server, workers: list[worker_role.Worker]) -> None:
@@ -444,7 +454,7 @@ class ServerSide:
                 lr_clock=LrClock[config["lr_clock"]],
                 push_weight=this.push_weight,
                 is_mean=this.paradigm.is_synchronous,
-                batch_size=config["batch_size"],
+                batch_size=configuration.samples_per_push(config),
                 num_samples=len(built.train),
             ),
             evaluator=self._evaluator,

@@ -14,7 +14,7 @@ from hydssp.coordination.paradigms import Paradigm, Rules
 from hydssp.errors import UserError
 from hydssp.simulation.recording import Recording, read_recording
 
-_MUST_BE_ALIKE = ("batch_size", "data")
+_MUST_BE_ALIKE = ("batch_size", "accumulate", "local_steps", "data")
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,9 @@ def check_repeatable(recording: Recording, config: dict[str, Any]) -> None:
             f"{config['num_workers']}; start as many"
         )
     for key in _MUST_BE_ALIKE:
-        if config[key] != recording.config[key]:
+        here, before = config.get(key), recording.config.get(key)  # None: the run is older than the key
+        if here != before and before is not None:
             raise UserError(
-                f"{key}={config[key]}: the recorded run {recording.path} had {recording.config[key]}, and its order "
+                f"{key}={here}: the recorded run {recording.path} had {before}, and its order "
                 "has a meaning only with the same"
             )

@@ -61,7 +61,7 @@ class StepRule:
         lr_clock: What drives the schedule.
         push_weight: Factor on the learning rate of a step made from single pushes (1/P or 1); rounds have 1.
         is_mean: True for rounds: the sample-weighted mean of the gradients; False: their sum.
-        batch_size: Samples of a full batch.
+        batch_size: Samples of a full push.
         num_samples: Size of the training data.
     """
 
@@ -267,7 +267,7 @@ class Server:
                 has_gradient=event.has_gradient,
             )
         for p in pushed:
-            if p.clock.samples > 0:
+            if p.clock.samples > 0 and not p.clock.is_skipped:
                 self._count_rejected(p)
         left = [event.worker for event in events if event.is_last]
         self._carry_out(outcome)
@@ -296,6 +296,8 @@ class Server:
             return "gradient"
         if pushed.clock.samples == 0:
             return "empty"
+        if pushed.clock.is_skipped:
+            return "skipped"
         return "rejected" if not pushed.clock.is_finite else "discarded"
 
     def _carry_out(self, outcome: Outcome) -> None:
@@ -335,7 +337,14 @@ class Server:
             if batch is None:
                 idle.append(worker)
                 continue
-            grant = Grant(self._iterations[worker], self.version, batch.epoch, batch.start, batch.count)
+            grant = Grant(
+                self._iterations[worker],
+                self.version,
+                batch.epoch,
+                batch.start,
+                batch.count,
+                lr_factor=self._rule.schedule.factor(self._schedule_epoch(self._iterations[worker])),
+            )
             if (following := self._dealer.upcoming(worker)) is not None:
                 grant = replace(
                     grant, next_epoch=following.epoch, next_start=following.start, next_count=following.count
@@ -357,15 +366,7 @@ class Server:
         clocks = [self._pushed[w].clock for w in workers]
         counts = [clock.samples for clock in clocks]
         staleness = [self.version - clock.version for clock in clocks]
-        epoch = schedule_epoch(
-            self._rule.lr_clock,
-            samples=self.samples,
-            updates=self.version,
-            worker_clock=max(clock.iteration for clock in clocks),
-            batch_size=self._rule.batch_size,
-            num_workers=self._transport.num_workers,
-            num_samples=self._rule.num_samples,
-        )
+        epoch = self._schedule_epoch(max(clock.iteration for clock in clocks))
         slot = self._transport.begin_publish(self.version + 1)
 
         def publish_chunk(start: int, stop: int) -> None:
@@ -394,6 +395,18 @@ class Server:
         )
         if self.samples >= self._evaluate_at and self._evaluator is not None and not self._evaluator.is_busy:
             self.pin_for_evaluation()
+
+    def _schedule_epoch(self, worker_clock: int) -> float:
+        """Where in the schedule training is now, as seen by a worker that has made so many pushes."""
+        return schedule_epoch(
+            self._rule.lr_clock,
+            samples=self.samples,
+            updates=self.version,
+            worker_clock=worker_clock,
+            batch_size=self._rule.batch_size,
+            num_workers=self._transport.num_workers,
+            num_samples=self._rule.num_samples,
+        )
 
     def _publish_whole(self) -> None:
         slot = self._transport.begin_publish(self.version)

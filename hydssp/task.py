@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from hydssp import config as configuration
+from hydssp.backward import Loss
 from hydssp.data import EpochOrder, check_splits
 from hydssp.data.augment import Augment
 from hydssp.data.batches import BatchMaker, make_batches
@@ -26,7 +27,6 @@ from hydssp.update.buffers import ModuleBuffers
 from hydssp.update.layout import FlatModule, ParameterLayout
 from hydssp.update.mitigation import Mitigation, check_mitigation
 from hydssp.update.step import MakeOptimizer, check_elementwise, check_groups
-from hydssp.worker import Loss
 
 CALIBRATION_SAMPLES = 10_000
 """Training samples that ``buffers=recalibrate`` computes the statistics from, at most."""
@@ -125,7 +125,11 @@ def _try_two_samples(task: Task) -> None:
         inputs, targets = make_batches(task.train).batch(np.arange(min(2, len(task.train))))
         task.module.eval()
         with torch.no_grad(), warnings.catch_warnings():
-            outputs = task.module(inputs)
+            precision = autocast_dtype(config)
+            with torch.autocast("cpu", precision, enabled=precision is not None):
+                outputs = task.module(inputs)
+            if precision is not None:
+                outputs = outputs.float()
             # Torch's losses go on after it, with the mean over all pairs of an output and another sample's target.
             warnings.filterwarnings("error", "Using a target size", UserWarning)
             value = task.loss(outputs, targets)
@@ -152,6 +156,11 @@ def _try_two_samples(task: Task) -> None:
         )
 
 
+def autocast_dtype(config: dict[str, Any]) -> torch.dtype | None:
+    """The format of the workers' passes; None: that of the weights."""
+    return {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[config["precision"]]
+
+
 def _name(node: dict[str, Any]) -> str:
     """The group's label, unless the target is no longer the group's."""
     target = str(node["_target_"])
@@ -166,16 +175,26 @@ def describe(config: dict[str, Any], task: Task) -> str:
     )
 
 
-def batch_note(num_samples: int, batch_size: int, num_workers: int) -> str:
-    """What to say of a batch size that the training data cannot give every worker; empty: nothing."""
-    if batch_size * num_workers <= num_samples:
+def batch_note(num_samples: int, batch_size: int, num_workers: int, num_batches: int = 1) -> str:
+    """What to say of a batch size that the training data cannot give every worker; empty: nothing.
+
+    Args:
+        num_samples: Of the training data.
+        batch_size: As configured.
+        num_workers: P.
+        num_batches: Batches in a full push.
+    """
+    if batch_size * num_batches * num_workers <= num_samples:
         return ""
-    found = (
-        f"{num_workers} workers share {num_samples:,} training samples, not enough for a full batch for each"
+    what = f"{num_batches} batches" if num_batches > 1 else "a full batch"
+    found = f"{num_workers} workers share {num_samples:,} training samples, not enough for {what} for each"
+    if batch_size * num_batches > num_samples:
+        many = f"{num_batches} batches of a push" if num_batches > 1 else "batch"
+        found = f"there are only {num_samples:,} training samples, and no {many} can hold more"
+    return (
+        f"batch_size={batch_size}: {found}; batch_size={max(1, num_samples // (num_workers * num_batches))} or less "
+        "lets all work"
     )
-    if batch_size > num_samples:
-        found = f"there are only {num_samples:,} training samples, and no batch can hold more"
-    return f"batch_size={batch_size}: {found}; batch_size={max(1, num_samples // num_workers)} or less lets all work"
 
 
 def make_evaluation_task(config: dict[str, Any]) -> EvaluationTask:
@@ -211,6 +230,8 @@ def make_optimizer(config: dict[str, Any]) -> MakeOptimizer:
     check_elementwise(make)
     groups = config["parameter_groups"]
     check_groups(make, groups)
+    if config["local_steps"] > 1:
+        _check_local_steps(config, make([{"params": [torch.nn.Parameter(torch.zeros(1))]}]))
     check_mitigation(
         make_mitigation(config),
         make([{"params": [torch.nn.Parameter(torch.zeros(1))]}]),
@@ -218,6 +239,32 @@ def make_optimizer(config: dict[str, Any]) -> MakeOptimizer:
         is_synchronous=configuration.build_paradigm(config).is_synchronous,
     )
     return make
+
+
+def _check_local_steps(config: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
+    """Refuse what a worker's own steps of plain SGD would not stand for.
+
+    Raises:
+        UserError: Naming the key.
+    """
+    steps = f"local_steps={config['local_steps']}"
+    if not isinstance(optimizer, torch.optim.SGD):
+        raise UserError(
+            f"{steps}: allowed with torch.optim.SGD only, and optimizer is {type(optimizer).__name__}, whose learning "
+            "rate is not that of the workers' own steps, plain SGD; use optimizer=sgd or local_steps=1"
+        )
+    if optimizer.defaults["maximize"]:
+        raise UserError(
+            f"{steps}: the workers' own steps go down; set optimizer.maximize=false or local_steps=1"
+        )
+    if "lr" not in config["optimizer"]:
+        raise UserError(f"{steps}: the workers' own steps need optimizer.lr; set it, e.g. +optimizer.lr=0.02")
+    for number, group in enumerate(config["parameter_groups"]):
+        if "lr" in group:
+            raise UserError(
+                f"{steps}: the workers' own steps have one learning rate, and parameter_groups[{number}].lr="
+                f"{group['lr']} asks for another; leave it out, or set local_steps=1"
+            )
 
 
 def make_mitigation(config: dict[str, Any]) -> Mitigation:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from typing import Protocol
 
@@ -17,6 +17,7 @@ import numpy as np
 import psutil
 import torch
 
+from hydssp.backward import Backward
 from hydssp.straggler import Straggler
 from hydssp.transport.backoff import Backoff
 from hydssp.transport.messages import Clock, Grant
@@ -35,10 +36,6 @@ class Batches(Protocol):
         """This range will most likely be asked for next."""
 
 
-Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""Outputs and targets to the mean loss of the batch, a scalar."""
-
-
 class Progress(Enum):
     """What one call of ``Worker.step`` came to."""
 
@@ -48,30 +45,6 @@ class Progress(Enum):
     DONE = "done"
 
 
-@dataclass(frozen=True)
-class Clip:
-    """Bounds on a worker's gradient before its push; None: no such bound.
-
-    Attributes:
-        value: Largest absolute value of an element.
-        norm: Largest Euclidean norm of the whole gradient, which is scaled down to it.
-    """
-
-    value: float | None = None
-    norm: float | None = None
-
-    def apply(self, gradient: torch.Tensor) -> None:
-        """Clip ``gradient``, 1-D, in place: by value first."""
-        if self.value is not None:
-            gradient.clamp_(-self.value, self.value)
-        if self.norm is not None:
-            norm = torch.linalg.vector_norm(gradient)
-            gradient.mul_(torch.clamp(self.norm / (norm + 1e-6), max=1.0))
-
-
-NO_CLIP = Clip()
-
-
 class Worker:
     """One worker between its transport and its module.
 
@@ -79,10 +52,9 @@ class Worker:
         transport: The worker's end.
         model: Module and flat vectors on the worker's device.
         batches: Makes the batch of a range.
-        loss: Mean loss of a batch.
+        backward: Computes with ``model`` what is pushed.
         straggler: How long an iteration shall take at least.
         buffers: The module's buffers, which travel with every push.
-        clip: Bounds on the gradient.
         stop_code: Asked at every push: the exit code that a signal to this rank wants, 0 for none.
     """
 
@@ -91,10 +63,9 @@ class Worker:
         transport: WorkerTransport,
         model: FlatModule,
         batches: Batches,
-        loss: Loss,
+        backward: Backward,
         straggler: Straggler,
         buffers: ModuleBuffers | None = None,
-        clip: Clip = NO_CLIP,
         stop_code: Callable[[], int] = lambda: 0,
     ) -> None:
         self.iterations = 0
@@ -102,11 +73,10 @@ class Worker:
         self._transport = transport
         self._model = model
         self._batches = batches
-        self._loss = loss
+        self._backward = backward
         self._straggler = straggler
         self._buffers = buffers if buffers is not None and buffers.numel else None
         self._buffers_vector = np.zeros(self._buffers.numel if self._buffers else 0)
-        self._clip = clip
         self._stop_code = stop_code
         self._process = psutil.Process()
         self._measured_at = -1.0
@@ -114,7 +84,7 @@ class Worker:
         # The transport moves host memory. On a GPU these are pinned and copied from and to; on a CPU they are the
         # model's own vectors, so that a pull writes straight into the weights.
         self._on_gpu = model.weights.device.type == "cuda"
-        self._host_weights, self._host_gradient = model.weights, model.gradient
+        self._host_weights, self._host_gradient = model.weights, backward.vector
         if self._on_gpu:
             self._host_weights, self._host_gradient = (
                 torch.empty(model.layout.numel, dtype=model.layout.dtype, pin_memory=True) for _ in range(2)
@@ -159,34 +129,24 @@ class Worker:
         pulled_at = now()
         inputs, targets = self._batches(grant.epoch, grant.start, grant.count)
         self._computing_from = now()
-        model = self._model
-        model.zero_gradient()
-        outputs = model.module(inputs)
-        loss = self._loss(outputs, targets)
-        loss.backward()  # type: ignore[no-untyped-call]
-        # Looked at here, where P workers share the cost, rather than on the server's path; and before clipping, which
-        # would make an infinite element finite.
-        is_finite = torch.isfinite(model.gradient).all() & torch.isfinite(loss.detach())
-        self._clip.apply(model.gradient)
+        passed = self._backward.run(inputs, targets, grant.lr_factor, self._transport.worker)
         if self._on_gpu:
-            self._host_gradient.copy_(model.gradient, non_blocking=True)
-        value = float(loss.detach())  # waits for the device's stream, the copy included
-        correct = -1
-        if outputs.ndim == 2 and targets.ndim == 1:
-            correct = int((outputs.detach().argmax(dim=1) == targets).sum())
+            self._host_gradient.copy_(self._backward.vector, non_blocking=True)
+        value = float(passed.loss)  # waits for the device's stream, the copy included
         self._pending = (
             Clock(
                 iteration=grant.iteration,
                 version=version,
                 samples=grant.count,
-                correct=correct,
+                correct=-1 if passed.correct is None else int(passed.correct),
                 loss=value,
-                is_finite=bool(is_finite),
+                is_finite=bool(passed.is_finite),
+                is_skipped=passed.is_skipped,
                 pull_retries=retries,
                 data_s=self._computing_from - pulled_at,
                 pull_s=pulled_at - self._began_at,
             ),
-            True,
+            not passed.is_skipped,
         )
         target_s = self._straggler.target_s(self._transport.worker, grant.iteration)
         self._push_not_before = self._began_at + target_s
@@ -200,7 +160,7 @@ class Worker:
         self._pending = None
         clock = replace(
             clock,
-            compute_s=now - self._computing_from if has_gradient else 0.0,
+            compute_s=now - self._computing_from if clock.samples else 0.0,
             cpu_s=time.process_time(),
             memory_bytes=self._memory(now),
             device_bytes=torch.cuda.memory_allocated() if self._on_gpu else 0,

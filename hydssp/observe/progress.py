@@ -225,11 +225,12 @@ def _facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         f"{summary[key]} {word}"
         for key, word in (
             ("rejected_gradients", "rejected (not finite)"),
+            ("skipped_pushes", "skipped (loss scale)"),
             ("discarded_pushes", "discarded"),
             ("empty_pushes", "empty"),
             ("ignored_pushes", "ignored"),
         )
-        if summary[key]
+        if summary.get(key)
     ]
     return facts + ([("pushes without effect", ", ".join(lost))] if lost else [])
 

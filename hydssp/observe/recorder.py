@@ -14,8 +14,8 @@ e          further keys
 start      format (1), paradigm, seed, workers (P), and what the server gave to ``started``
 push       g (number of the server's call that handled it; equal g: handled together), w, at (put
            finished), granted (the worker saw its grant), it (iteration), v (version read), n (samples), last,
-           grad (has a gradient), lead, ahead (run-ahead), d (gradient | empty | rejected | discarded |
-           ignored), loss, and the durations data, pull, compute, push in seconds
+           grad (has a gradient), lead, ahead (run-ahead), d (gradient | empty | rejected | skipped |
+           discarded | ignored), loss, and the durations data, pull, compute, push in seconds
 update     v (version made), w, stale, n (lists: worker, staleness and samples of each gradient in it), lr,
            apply_s; gap, penalty, penalty_max (lists, see ``Effect``; null where the mitigation does not
            know them)
@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from hydssp.update.updater import Effect
 
 EVENTS_MODES = ("full", "sample", "off")
-DISPOSITIONS = ("gradient", "empty", "rejected", "discarded", "ignored")
+DISPOSITIONS = ("gradient", "empty", "rejected", "skipped", "discarded", "ignored")
 RUNNING = "running"
 
 _MAX_WORKERS_LISTED = 64
@@ -154,6 +154,7 @@ class Recorder:
         self._totals = Totals()
         self._dispositions = dict.fromkeys(DISPOSITIONS, 0)
         self._rejected_samples = 0
+        self._skipped_samples = 0
         self._staleness = IntHistogram()
         self._initial_loss = WindowMean(loss_window(0))
         self._recent_loss = WindowMean(loss_window(0))
@@ -239,8 +240,8 @@ class Recorder:
             lead: Of this worker right after the push.
             run_ahead: Of this worker right after the push, over the worker it is farthest ahead of.
             disposition: What became of the gradient: ``gradient`` (accepted), ``empty`` (none came),
-                ``rejected`` (not finite), ``discarded`` (not wanted any more), ``ignored`` (the worker was
-                not active any more; the push does not count).
+                ``rejected`` (not finite), ``skipped`` (overflowed under the worker's loss scale), ``discarded``
+                (not wanted any more), ``ignored`` (the worker was not active any more; the push does not count).
             is_last: As the coordinator was told.
             has_gradient: As the coordinator was told.
         """
@@ -280,6 +281,8 @@ class Recorder:
                     totals.correct_samples += samples
             elif disposition == "rejected":
                 self._rejected_samples += clock.samples
+            elif disposition == "skipped":
+                self._skipped_samples += clock.samples
             if lead > self._lead_max:
                 self._lead_max = lead
             if lead > self._window_lead_max:
@@ -666,7 +669,8 @@ class Recorder:
             rates refer to it. ``pushes``, also by worker, are those that came while the run went on: one
             under way when it ended trained nothing, and counts in ``discarded_pushes`` alone, although it
             moves the worker's clock. ``samples`` are those of accepted gradients; ``rejected_samples`` were
-            dealt, too, but their gradients were refused, so that ``epochs`` stays below what was reached.
+            dealt, too, but their gradients were refused, and those of ``skipped_samples`` overflowed in float16 and
+            were not pushed, so that ``epochs`` stays below what was reached.
             ``final_accuracy`` and ``final_loss`` belong to the newest version evaluated on test data;
             ``first_train_loss`` is the mean over the pushes computed from the initial weights (about one
             per worker), ``final_train_loss`` the mean over the latest pushes (100, or 4 per worker).
@@ -726,6 +730,8 @@ class Recorder:
             },
             "rejected_gradients": self._dispositions["rejected"],
             "rejected_samples": self._rejected_samples,
+            "skipped_pushes": self._dispositions["skipped"],
+            "skipped_samples": self._skipped_samples,
             "discarded_pushes": self._dispositions["discarded"],
             "empty_pushes": self._dispositions["empty"],
             "ignored_pushes": self._dispositions["ignored"],

@@ -29,6 +29,9 @@ class Clock:
     """Mean loss of the batch."""
     is_finite: bool = True
     """False: loss or gradient contains inf or nan; the server must not apply it."""
+    is_skipped: bool = False
+    """The gradient in float16 overflowed and was not put: no fault, the worker goes on with a smaller loss scale. Then
+    ``is_finite`` is False, too."""
     pull_retries: int = 0
     """How often the pull had to begin again because its slot of the ring was overwritten."""
     data_s: float = 0.0
@@ -78,6 +81,8 @@ class Grant:
     next_count: int = 0
     """The range that this worker will most likely get next, to be loaded ahead; count 0: not known. Only the grant
     itself binds."""
+    lr_factor: float = 1.0
+    """The schedule's factor on the learning rate, for steps that the worker makes by itself."""
 
 
 class Stamps(NamedTuple):
@@ -103,7 +108,8 @@ CLOCK_DTYPE = np.dtype(
 GRANT_DTYPE = np.dtype([(f.name, _KINDS[str(f.type)]) for f in fields(Grant)] + [("sent_at", "f8")])
 """A grant: the fields of ``Grant``, then when the server sent it."""
 
-_PUSH_S, _IS_FINITE = _CLOCK_FIELDS.index("push_s"), _CLOCK_FIELDS.index("is_finite")
+_PUSH_S = _CLOCK_FIELDS.index("push_s")
+_CLOCK_FLAGS = [place for place, field in enumerate(fields(Clock)) if str(field.type) == "bool"]
 _STOP = _GRANT_FIELDS.index("stop")
 
 
@@ -117,7 +123,8 @@ def write_clock(record: np.ndarray, clock: Clock, stamps: Stamps, push_s: float)
 def read_clock(record: np.ndarray) -> tuple[Clock, Stamps]:
     """Inverse of ``write_clock``; keeps no reference to ``record``."""
     values = list(record[0].item())
-    values[_IS_FINITE] = bool(values[_IS_FINITE])
+    for place in _CLOCK_FLAGS:
+        values[place] = bool(values[place])
     return Clock(*values[: len(_CLOCK_FIELDS)]), Stamps(*values[len(_CLOCK_FIELDS) :])
 
 

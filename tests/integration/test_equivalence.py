@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from itertools import count
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 
 from hydssp import server as server_role
 from hydssp import worker as worker_role
+from hydssp.backward import ONE_BATCH, Backward, Clip, Plan
 from hydssp.coordination.coordinator import Coordinator
 from hydssp.coordination.paradigms import ASP, BSP, DSSP, SSP
 from hydssp.coordination.ranges import RangeDealer
@@ -58,6 +60,7 @@ def train(
     limits=NO_LIMITS,
     spoil=None,
     chunk_numel=1000,
+    plan=ONE_BATCH,
 ):
     """Train in this process; worker ``turns[i]`` is stepped i-th (all in turn by default).
 
@@ -65,6 +68,7 @@ def train(
         The final weights, the recorder's summary and the server.
     """
     module, layout = make_model()
+    samples_per_push = batch_size * plan.accumulate * plan.local_steps
     ticks = count()
     fabric = LocalFabric(num_workers, layout.numel, layout.numpy_dtype, clock=lambda: next(ticks) * 1e-3)
     order, data = EpochOrder(len(TRAIN), 0), Batches(TRAIN, DTYPE)
@@ -72,22 +76,22 @@ def train(
     if spoil is not None:
         batches = spoil(batches)
     workers = [
-        worker_role.Worker(t, FlatModule(copy.deepcopy(module), layout), batches, LOSS, NoStraggler())
-        for t in fabric.workers
+        worker_role.Worker(end, flat, batches, Backward(flat, LOSS, Clip(), plan), NoStraggler())
+        for end, flat in ((end, FlatModule(copy.deepcopy(module), layout)) for end in fabric.workers)
     ]
     model = FlatModule(module, layout)
     recorder = Recorder(None, paradigm="test", data_size=len(TRAIN))
     server = server_role.Server(
         transport=fabric.server,
         coordinator=Coordinator(paradigm, num_workers),
-        dealer=RangeDealer(len(TRAIN), batch_size, epochs, rounds=paradigm.is_synchronous),
+        dealer=RangeDealer(len(TRAIN), samples_per_push, epochs, rounds=paradigm.is_synchronous),
         optimizer=ChunkedOptimizer(model.weights, make, group_ranges(layout, groups), chunk_numel),
         step_rule=server_role.StepRule(
             schedule=schedule,
             lr_clock=lr_clock,
             push_weight=1.0 if paradigm.is_synchronous else 1 / num_workers,
             is_mean=paradigm.is_synchronous,
-            batch_size=batch_size,
+            batch_size=samples_per_push,
             num_samples=len(TRAIN),
         ),
         evaluator=None,
@@ -137,6 +141,49 @@ def test_bsp_equals_one_process_with_a_larger_batch(make):
     np.testing.assert_allclose(weights, plain(96, make=make), rtol=0, atol=1e-6)
     assert summary["staleness"]["max"] == 0
     assert summary["samples"] == 2 * len(TRAIN)
+
+
+@pytest.mark.parametrize("lr_clock", LrClock)
+def test_accumulated_batches_are_one_large_batch(lr_clock):
+    """Also the range of 1437 % 96 = 93 samples at the end of an epoch, which is cut into 32, 32 and 29."""
+    schedule = Step([0.5, 1.5], 0.1)
+    settings = {"schedule": schedule, "lr_clock": lr_clock}
+    pieces, summary, _ = train(BSP(), 1, **settings, plan=Plan(32, accumulate=3))
+    whole, expected, _ = train(BSP(), 1, **settings, batch_size=96)
+    np.testing.assert_allclose(pieces, whole, rtol=0, atol=1e-10)
+    for key in ("samples", "pushes", "updates", "epochs"):
+        assert summary[key] == expected[key]
+    assert summary["samples"] == 2 * len(TRAIN)
+    assert summary["updates"] == 2 * 15
+
+
+def test_local_steps_in_rounds_average_the_workers_weights():
+    """Plain SGD at the server too: the mean of the weights that the workers came to, as local SGD is defined."""
+
+    def make(groups):
+        return torch.optim.SGD(groups, lr=0.05)
+
+    weights, summary, _ = train(BSP(), 2, epochs=1.0, make=make, plan=Plan(32, local_steps=5, lr=0.05))
+    module, layout = make_model()
+    flat = FlatModule(module, layout)
+    order, data = EpochOrder(len(TRAIN), 0), Batches(TRAIN, DTYPE)
+    for first in range(0, len(TRAIN), 320):
+        start, ends, counts = flat.weights.clone(), [], []
+        for begin in (first, first + 160):
+            stop = max(begin, min(begin + 160, len(TRAIN)))
+            flat.weights.copy_(start)
+            for at in range(begin, stop, 32):
+                flat.zero_gradient()
+                inputs, targets = data.batch(order.indices(0, at, min(32, stop - at)))
+                LOSS(module(inputs), targets).backward()
+                flat.weights.sub_(flat.gradient, alpha=0.05)
+            ends.append(flat.weights.clone())
+            counts.append(stop - begin)
+        flat.weights.copy_(sum(n * end for n, end in zip(counts, ends, strict=True)) / sum(counts))
+    np.testing.assert_allclose(weights, flat.weights.numpy(), rtol=0, atol=1e-10)
+    assert summary["updates"] == 5
+    assert summary["samples"] == len(TRAIN)
+    assert (summary["pushes"], summary["empty_pushes"]) == (10, 1)
 
 
 def test_bsp_does_not_depend_on_who_is_fast():
@@ -235,6 +282,24 @@ def test_max_updates_is_exact_and_what_is_in_flight_is_discarded():
     assert server.ended_by == "max_updates"
     assert summary["pushes"] == sum(w["pushes"] for w in summary["by_worker"])
     assert summary["discarded_pushes"] > 0
+
+
+@pytest.mark.parametrize("paradigm", [ASP(), BSP(), DSSP()])
+def test_a_skipped_step_moves_the_clock_and_nothing_else(paradigm, monkeypatch):
+    def run(self, inputs, targets, lr_factor, worker):
+        passed = right(self, inputs, targets, lr_factor, worker)
+        return (
+            replace(passed, is_finite=torch.tensor(False), is_skipped=True) if next(calls) == 10 else passed
+        )
+
+    calls, right = count(), Backward.run
+    monkeypatch.setattr(Backward, "run", run)
+    weights, summary, server = train(paradigm, 3)
+    assert (summary["skipped_pushes"], summary["skipped_samples"]) == (1, 32)
+    assert (summary["rejected_gradients"], summary["empty_pushes"], summary["discarded_pushes"]) == (0, 0, 0)
+    assert summary["pushes"] == 90
+    assert summary["samples"] == server.samples == 2 * len(TRAIN) - 32
+    assert np.isfinite(weights).all()
 
 
 def test_a_gradient_that_is_not_finite_is_refused_and_counted():

@@ -27,6 +27,7 @@ FORBIDDEN = {
     "hydssp": {"torch", "mpi4py", "numpy"} | HYDRA,
     "hydssp.abort": {"torch", "numpy"} | HYDRA,
     "hydssp.application": {"torch", "mpi4py"},
+    "hydssp.backward": {"mpi4py"} | HYDRA | CLOCKS_AND_CHANCE,
     "hydssp.command_line": {"torch", "mpi4py", "numpy"},
     "hydssp.config": {"torch", "mpi4py"},
     "hydssp.coordination": {"torch", "mpi4py", "numpy"} | HYDRA | CLOCKS_AND_CHANCE,

@@ -35,6 +35,7 @@ def through_bytes(record):
         correct=int64,
         loss=seconds,
         is_finite=st.booleans(),
+        is_skipped=st.booleans(),
         pull_retries=int64,
         data_s=seconds,
         pull_s=seconds,
@@ -68,6 +69,7 @@ def test_unknown_loss_stays_unknown_and_flags_are_booleans():
     clock, _ = read_clock(record)
     assert math.isnan(clock.loss)
     assert clock.is_finite is False
+    assert clock.is_skipped is False
 
 
 def test_what_was_read_does_not_change_with_the_record():
@@ -79,4 +81,4 @@ def test_what_was_read_does_not_change_with_the_record():
 
 
 def test_records_have_no_padding_and_a_fixed_size():
-    assert (CLOCK_DTYPE.itemsize, GRANT_DTYPE.itemsize) == (18 * 8, 10 * 8)
+    assert (CLOCK_DTYPE.itemsize, GRANT_DTYPE.itemsize) == (19 * 8, 11 * 8)

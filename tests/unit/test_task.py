@@ -79,3 +79,8 @@ def test_a_batch_size_that_is_too_large_for_the_data_is_told(num_samples, num_wo
     assert bool(note) == bool(found)
     assert found in note
     assert advice in note
+
+
+def test_a_push_of_several_batches_needs_as_many_samples():
+    assert not task.batch_note(96, 32, 3)
+    assert "batch_size=8 or less" in task.batch_note(96, 32, 3, num_batches=4)
