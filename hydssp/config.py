@@ -170,6 +170,15 @@ class WarmupConfig:
 
 
 @dataclass
+class WireConfig:
+    """In which format vectors travel."""
+
+    push: Format = Format.fp32
+    pull: Format = Format.fp32
+    error_feedback: bool = False
+
+
+@dataclass
 class TrainConfig:
     """All top-level keys of ``conf/train.yaml``; that file says what each means."""
 
@@ -185,6 +194,7 @@ class TrainConfig:
     device: Device = Device.auto
     dtype: ElementType = ElementType.float32
     precision: Format = Format.fp32
+    wire: WireConfig = field(default_factory=WireConfig)
     threads: Optional[int] = None
     async_weight: Optional[AsyncWeight] = None
     lr_clock: LrClock = LrClock.samples
@@ -426,11 +436,18 @@ def _require(is_right: bool, key: str, value: Any, allowed: str) -> None:
 
 
 def _check_formats(config: dict[str, Any]) -> None:
-    for key, value in (("precision", config["precision"]),):
+    wire = config["wire"]
+    formats = {"precision": config["precision"], "wire.push": wire["push"], "wire.pull": wire["pull"]}
+    for key, value in formats.items():
         if config["dtype"] == "float64" and value != "fp32":
             raise UserError(
                 f"{key}={value}: would throw away what dtype=float64 is for; use dtype=float32, or {key}=fp32"
             )
+    if wire["error_feedback"] and wire["push"] == "fp32":
+        raise UserError(
+            "wire.error_feedback=true: wire.push=fp32 rounds nothing, so that there is no error to feed back; set "
+            "wire.push=bf16 or fp16, or wire.error_feedback=false"
+        )
 
 
 def check(config: dict[str, Any]) -> None:

@@ -286,6 +286,7 @@ def _check_alike(ranks: _Ranks, built: task.Task) -> None:
 def _open(config: dict[str, Any], built: task.Task, session: Session | None) -> Ends:
     options = {k: v for k, v in config["transport"].items() if k != "name"}
     options["num_buffers"] = built.buffers.numel
+    options["pull_dtype"], options["push_dtype"] = (w.numpy_dtype for w in task.wires(config, built.layout))
     sizes = (built.layout.numel, built.layout.numpy_dtype)
     if session is None:
         fabric = LocalFabric(config["num_workers"], *sizes, clock=time.monotonic, **options)
@@ -374,7 +375,17 @@ def make_worker(
             precision=task.autocast_dtype(config),
         ),
     )
-    return worker_role.Worker(end, model, batches, backward, straggler or built.straggler, buffers, stop_code)
+    return worker_role.Worker(
+        end,
+        model,
+        batches,
+        backward,
+        straggler or built.straggler,
+        buffers,
+        *task.wires(config, built.layout),
+        config["wire"]["error_feedback"],
+        stop_code,
+    )
 
 
 def _step_in_turn(server: server_role.Server, workers: list[worker_role.Worker]) -> None:
@@ -423,6 +434,7 @@ class ServerSide:
         self._model = FlatModule(built.module, built.layout)
         self._evaluator = evaluator
         target = config["target_accuracy"]
+        pull_wire, push_wire = task.wires(config, built.layout)
         self._recorder = Recorder(
             this.folder,
             paradigm=config["paradigm"]["name"],
@@ -434,6 +446,8 @@ class ServerSide:
             progress=Progress(progress_s=config["progress_s"]),
             controller=lambda: self._coordinator.controller_figures,
             board=open_board(config["tensorboard"], this.folder.path),
+            pull_bytes=built.layout.numel * pull_wire.numpy_dtype.itemsize,
+            push_bytes=built.layout.numel * push_wire.numpy_dtype.itemsize + 8 * built.buffers.numel,
         )
         initial = np.zeros(built.buffers.numel)
         built.buffers.read(initial)
@@ -448,6 +462,7 @@ class ServerSide:
                 mitigation=task.make_mitigation(config),
                 num_workers=config["num_workers"],
                 tensors=[(span.start, span.stop) for span in built.layout.spans],
+                wire=push_wire,
             ),
             step_rule=server_role.StepRule(
                 schedule=configuration.build_schedule(config),
@@ -464,6 +479,7 @@ class ServerSide:
             buffers=WorkersBuffers(
                 initial, config["num_workers"], BufferPolicy[config["buffers"]], built.buffers.is_integer
             ),
+            encode=pull_wire.encode,
             stop_code=lambda: this.stop.code,
             describe=this.describe,
         )

@@ -146,6 +146,7 @@ class Server:
         recorder: Told of everything.
         limits: When to end early.
         buffers: The workers' buffers; None: the model has none.
+        encode: ``encode(out, values)`` writes a stretch of the weights as they travel.
         stop_code: The exit code that a signal to this rank wants, 0 for none.
         describe: Words for a worker, with rank and host.
 
@@ -173,6 +174,7 @@ class Server:
         recorder: Recorder,
         limits: Limits,
         buffers: WorkersBuffers | None = None,
+        encode: Callable[[np.ndarray, np.ndarray], None] = np.copyto,
         stop_code: Callable[[], int] = lambda: 0,
         describe: Callable[[int], str] = "worker {}".format,
     ) -> None:
@@ -193,6 +195,7 @@ class Server:
         self._recorder = recorder
         self._limits = limits
         self._buffers = buffers
+        self._encode = encode
         self._stop_code = stop_code
         self._describe = describe
         self._rejected_in_a_row = 0
@@ -370,7 +373,7 @@ class Server:
         slot = self._transport.begin_publish(self.version + 1)
 
         def publish_chunk(start: int, stop: int) -> None:
-            slot[start:stop] = self._weights[start:stop]
+            self._encode(slot[start:stop], self._weights[start:stop])
             self._transport.progress()
 
         effects = self._optimizer.step(
@@ -410,7 +413,7 @@ class Server:
 
     def _publish_whole(self) -> None:
         slot = self._transport.begin_publish(self.version)
-        self._copy_weights(slot)
+        self._copy_weights(slot, self._encode)
         self._transport.end_publish()
 
     def _is_finite(self, vector: np.ndarray) -> bool:
@@ -421,10 +424,12 @@ class Server:
             self._transport.progress()
         return is_finite
 
-    def _copy_weights(self, out: np.ndarray) -> None:
+    def _copy_weights(
+        self, out: np.ndarray, copy: Callable[[np.ndarray, np.ndarray], None] = np.copyto
+    ) -> None:
         step = self._optimizer.chunk_numel
         for start in range(0, len(out), step):
-            out[start : start + step] = self._weights[start : start + step]
+            copy(out[start : start + step], self._weights[start : start + step])
             self._transport.progress()
 
     def combined_buffers(self) -> np.ndarray:

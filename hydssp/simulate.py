@@ -72,8 +72,8 @@ def _choose(config: dict[str, Any], has_paradigm: bool) -> Callable[[dict[str, A
     return train if config["simulate"]["train"] else simulate_clocks
 
 
-def build_cluster(config: dict[str, Any], model_bytes: float) -> Cluster:
-    """The simulated cluster that ``config`` describes."""
+def build_cluster(config: dict[str, Any], numel: int, itemsize: int = 4) -> Cluster:
+    """The simulated cluster that ``config`` describes, for ``numel`` weights of ``itemsize`` bytes each."""
     from hydssp.config import build, build_straggler
     from hydssp.simulation.cluster import Cluster, Crash, Network, ServerCosts
     from hydssp.simulation.times import Grouped
@@ -95,7 +95,8 @@ def build_cluster(config: dict[str, Any], model_bytes: float) -> Cluster:
         straggler=build_straggler(config["straggler"], config["num_workers"]),
         network=Network(**described["network"]),
         server=ServerCosts(**described["server"]),
-        model_bytes=model_bytes,
+        model_bytes=numel * (itemsize if config["wire"]["pull"] == "fp32" else 2),
+        push_bytes=numel * (itemsize if config["wire"]["push"] == "fp32" else 2),
         slots=config["transport"]["slots"],
         crashes=tuple(crashes),
     )
@@ -129,7 +130,7 @@ def simulate_clocks(config: dict[str, Any]) -> int:
             f"target_accuracy={config['target_accuracy']}: nothing is trained, so that it is never reached; set "
             "simulate.train=true, or leave it out"
         )
-    cluster = build_cluster(config, 4 * described["num_parameters"])
+    cluster = build_cluster(config, described["num_parameters"])
     paradigm = configuration.build_paradigm(config)
     group_batch = {**config, "batch_size": config["batch_size"] * described["group_size"]}
     dealer = configuration.build_dealer(group_batch, described["num_samples"], paradigm.is_synchronous)
@@ -185,8 +186,9 @@ def train(config: dict[str, Any]) -> int:
     built = tasks.build_task(config)
     make_optimizer = tasks.make_optimizer(config)
     ranges = group_ranges(built.layout, config["parameter_groups"])
-    dtype, numel, num_buffers = built.layout.numpy_dtype, built.layout.numel, built.buffers.numel
-    cluster = build_cluster(config, numel * dtype.itemsize)
+    numel, num_buffers = built.layout.numel, built.buffers.numel
+    pull_wire, push_wire = tasks.wires(config, built.layout)
+    cluster = build_cluster(config, numel, built.layout.numpy_dtype.itemsize)
     evaluator = ImmediateEvaluator(tasks.make_evaluation_task(config))
     module = copy.deepcopy(built.module)  # the workers' own, before the server binds the first one
     with StopRequest() as stop:
@@ -205,7 +207,9 @@ def train(config: dict[str, Any]) -> int:
             ModuleBuffers(module),
             cluster.num_workers,
         )
-        fabric = gradients.fabric = Fabric(cluster, gradients, numel, dtype, num_buffers)
+        fabric = gradients.fabric = Fabric(
+            cluster, gradients, numel, pull_wire.numpy_dtype, num_buffers, push_wire.numpy_dtype
+        )
         ends = job.Ends(fabric, [])
         folder = claim_run_folder(config, datetime.now())
         this = job.Run(config, facts, placement, built, [], make_optimizer, ranges, ends, folder, stop)
@@ -289,7 +293,7 @@ def advise(config: dict[str, Any]) -> int:
     from hydssp.simulation.recording import read_recording, read_summary
 
     if config["advise"] == "cluster":
-        cluster = build_cluster(config, 4 * config["simulate"]["num_parameters"])
+        cluster = build_cluster(config, config["simulate"]["num_parameters"])
         duration_s = config["max_time_s"] or math.inf
         what = "the cluster described"
     else:

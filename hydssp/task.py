@@ -27,6 +27,7 @@ from hydssp.update.buffers import ModuleBuffers
 from hydssp.update.layout import FlatModule, ParameterLayout
 from hydssp.update.mitigation import Mitigation, check_mitigation
 from hydssp.update.step import MakeOptimizer, check_elementwise, check_groups
+from hydssp.update.wire import Wire
 
 CALIBRATION_SAMPLES = 10_000
 """Training samples that ``buffers=recalibrate`` computes the statistics from, at most."""
@@ -159,6 +160,11 @@ def _try_two_samples(task: Task) -> None:
 def autocast_dtype(config: dict[str, Any]) -> torch.dtype | None:
     """The format of the workers' passes; None: that of the weights."""
     return {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[config["precision"]]
+
+
+def wires(config: dict[str, Any], layout: ParameterLayout) -> tuple[Wire, Wire]:
+    """In which formats weights and gradients travel."""
+    return Wire(config["wire"]["pull"], layout.dtype), Wire(config["wire"]["push"], layout.dtype)
 
 
 def _name(node: dict[str, Any]) -> str:

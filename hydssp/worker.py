@@ -24,6 +24,7 @@ from hydssp.transport.messages import Clock, Grant
 from hydssp.transport.protocol import WorkerTransport
 from hydssp.update.buffers import ModuleBuffers
 from hydssp.update.layout import FlatModule
+from hydssp.update.wire import Wire
 
 
 class Batches(Protocol):
@@ -55,6 +56,9 @@ class Worker:
         backward: Computes with ``model`` what is pushed.
         straggler: How long an iteration shall take at least.
         buffers: The module's buffers, which travel with every push.
+        pull_wire: The format in which weights come; None: as they are.
+        push_wire: The format in which the gradient goes; None: as it is.
+        error_feedback: What the rounding of a push lost is added to the next one.
         stop_code: Asked at every push: the exit code that a signal to this rank wants, 0 for none.
     """
 
@@ -66,6 +70,9 @@ class Worker:
         backward: Backward,
         straggler: Straggler,
         buffers: ModuleBuffers | None = None,
+        pull_wire: Wire | None = None,
+        push_wire: Wire | None = None,
+        error_feedback: bool = False,
         stop_code: Callable[[], int] = lambda: 0,
     ) -> None:
         self.iterations = 0
@@ -81,16 +88,23 @@ class Worker:
         self._process = psutil.Process()
         self._measured_at = -1.0
         self._memory_bytes = 0
-        # The transport moves host memory. On a GPU these are pinned and copied from and to; on a CPU they are the
-        # model's own vectors, so that a pull writes straight into the weights.
+        pull_wire = pull_wire or Wire("fp32", model.layout.dtype)
+        self._push_wire = push_wire or Wire("fp32", model.layout.dtype)
+        self._lost: dict[int, torch.Tensor] | None = {} if error_feedback else None
+        # The transport moves host memory. On a GPU it is pinned and copied from and to; on a CPU it is the model's own
+        # vectors, so that a pull writes straight into the weights, unless the wire has another format.
         self._on_gpu = model.weights.device.type == "cuda"
-        self._host_weights, self._host_gradient = model.weights, backward.vector
+        numel, pinned = model.layout.numel, self._on_gpu
+        self._outgoing = backward.vector
+        if not self._push_wire.is_plain:
+            self._outgoing = torch.empty(numel, dtype=self._push_wire.dtype, device=model.weights.device)
+        self._host_weights, self._host_gradient = model.weights, self._outgoing
+        if self._on_gpu or not pull_wire.is_plain:
+            self._host_weights = torch.empty(numel, dtype=pull_wire.dtype, pin_memory=pinned)
         if self._on_gpu:
-            self._host_weights, self._host_gradient = (
-                torch.empty(model.layout.numel, dtype=model.layout.dtype, pin_memory=True) for _ in range(2)
-            )
-        self._weights_view = self._host_weights.detach().numpy()
-        self._gradient_view = self._host_gradient.detach().numpy()
+            self._host_gradient = torch.empty(numel, dtype=self._push_wire.dtype, pin_memory=pinned)
+        self._weights_view = pull_wire.array(self._host_weights)
+        self._gradient_view = self._push_wire.array(self._host_gradient)
         self._pending: tuple[Clock, bool] | None = None
         self._push_not_before = 0.0
         self._began_at = 0.0
@@ -122,7 +136,7 @@ class Worker:
             self._push_not_before = self._began_at
             return
         version, retries = self._transport.pull(self._weights_view, grant.version)
-        if self._on_gpu:
+        if self._host_weights is not self._model.weights:
             self._model.weights.copy_(self._host_weights, non_blocking=True)
         if grant.next_count:
             self._batches.prefetch(grant.next_epoch, grant.next_start, grant.next_count)
@@ -130,8 +144,7 @@ class Worker:
         inputs, targets = self._batches(grant.epoch, grant.start, grant.count)
         self._computing_from = now()
         passed = self._backward.run(inputs, targets, grant.lr_factor, self._transport.worker)
-        if self._on_gpu:
-            self._host_gradient.copy_(self._backward.vector, non_blocking=True)
+        is_finite = passed.is_finite if passed.is_skipped else self._encode(passed.is_finite)
         value = float(passed.loss)  # waits for the device's stream, the copy included
         self._pending = (
             Clock(
@@ -140,7 +153,7 @@ class Worker:
                 samples=grant.count,
                 correct=-1 if passed.correct is None else int(passed.correct),
                 loss=value,
-                is_finite=bool(passed.is_finite),
+                is_finite=bool(is_finite),
                 is_skipped=passed.is_skipped,
                 pull_retries=retries,
                 data_s=self._computing_from - pulled_at,
@@ -150,6 +163,25 @@ class Worker:
         )
         target_s = self._straggler.target_s(self._transport.worker, grant.iteration)
         self._push_not_before = self._began_at + target_s
+
+    def _encode(self, is_finite: torch.Tensor) -> torch.Tensor:
+        """Bring the computed vector into the form in which it is pushed; returns whether it is finite in that, too."""
+        vector, outgoing = self._backward.vector, self._outgoing
+        lost = None
+        if self._lost is not None:
+            worker = self._transport.worker
+            lost = self._lost.get(worker)
+            if lost is None:
+                lost = self._lost[worker] = torch.zeros_like(vector)
+            vector.add_(lost)
+        if outgoing is not vector:
+            outgoing.copy_(vector)
+            is_finite = is_finite & torch.isfinite(outgoing).all()
+        if self._on_gpu:
+            self._host_gradient.copy_(outgoing, non_blocking=True)
+        if lost is not None and is_finite:  # what is refused loses nothing and brings nothing
+            torch.sub(vector, outgoing, out=lost)
+        return is_finite
 
     def _push_when_padded(self) -> Progress:
         assert self._pending is not None

@@ -104,6 +104,8 @@ class Recorder:
         progress: Progress | None = None,
         controller: Callable[[], Mapping[str, Any]] | None = None,
         board: Board | None = None,
+        pull_bytes: int = 0,
+        push_bytes: int = 0,
     ) -> None:
         """Open the files.
 
@@ -121,6 +123,8 @@ class Recorder:
             controller: Gives the controller's figures (``calls``, ``extension_histogram``) whenever a summary
                 is made.
             board: TensorBoard's writer; None for none.
+            pull_bytes: Of one version of the weights as it travels.
+            push_bytes: Of one gradient with its buffers as it travels.
 
         Raises:
             UserError: When ``events`` is none of the three.
@@ -138,6 +142,8 @@ class Recorder:
         self._progress = progress
         self._controller = controller
         self._board = board
+        self._pull_bytes, self._push_bytes = pull_bytes, push_bytes
+        self._bytes = {"pushed": 0, "pulled": 0}
         self._spike_logged_at = -math.inf
 
         has_events = folder is not None and events != "off"
@@ -261,6 +267,10 @@ class Recorder:
             worker.cpu_s = clock.cpu_s
             worker.memory_bytes = clock.memory_bytes
             worker.device_bytes = clock.device_bytes
+            if clock.samples:
+                self._bytes["pulled"] += self._pull_bytes * (1 + clock.pull_retries)
+                if disposition != "skipped":
+                    self._bytes["pushed"] += self._push_bytes
             totals = self._totals
             if disposition != "discarded":
                 worker.pushes += 1
@@ -680,8 +690,10 @@ class Recorder:
             what the gradient was divided by; ``penalty.mean`` and the histogram are of the mean over the
             elements, ``penalty.max`` is the largest element's. ``gap.approximated`` counts gradients for which
             a version near their own had to do. ``lead_max`` and ``run_ahead_max`` are taken right after pushes.
-            In ``time_s_by_worker``, ``wait`` runs from a push until the worker saw its next grant; ``held_s``
-            in ``by_worker`` is the part of it spent held. ``server.apply_s`` is the sum over all updates.
+            ``bytes`` are those of weights, gradients and buffers that travelled, repeated pulls included; the small
+            messages and the evaluation are not in it. In ``time_s_by_worker``, ``wait`` runs from a push until the
+            worker saw its next grant; ``held_s`` in ``by_worker`` is the part of it spent held. ``server.apply_s`` is
+            the sum over all updates.
         """
         wall_s = max(0.0, (now if self._ended_at is None else self._ended_at) - self._started_at)
         totals = self._totals
@@ -735,6 +747,7 @@ class Recorder:
             "discarded_pushes": self._dispositions["discarded"],
             "empty_pushes": self._dispositions["empty"],
             "ignored_pushes": self._dispositions["ignored"],
+            "bytes": dict(self._bytes),
             "pull_retries": sum(worker.pull_retries for worker in self._workers),
             "failures": list(self._failures),
             "run": self._run,

@@ -106,7 +106,7 @@ def saturation(cluster: Cluster, unheld_pushes_per_s: float) -> Saturation:
     """
     server_s = cluster.server.handle_s + cluster.server.apply_s
     bandwidth = cluster.network.bandwidth
-    link_s = cluster.model_bytes / bandwidth if bandwidth else 0.0
+    link_s = max(cluster.model_bytes, cluster.gradient_bytes) / bandwidth if bandwidth else 0.0
     if server_s == link_s == 0:
         return Saturation(math.inf, math.inf, "nothing: server and network cost no time")
     what = (

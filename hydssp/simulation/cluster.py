@@ -84,7 +84,8 @@ class Cluster:
         straggler: Pads iterations as on real ranks.
         network: Between server and workers.
         server: The server's work.
-        model_bytes: Of one transfer of all weights, or of a gradient.
+        model_bytes: Of one transfer of all weights.
+        push_bytes: Of one gradient; None: as many.
         slots: Versions that the server keeps readable.
         crashes: Workers that fail, at most one entry each.
 
@@ -99,8 +100,14 @@ class Cluster:
     network: Network = field(default_factory=Network)
     server: ServerCosts = field(default_factory=ServerCosts)
     model_bytes: float = 0.0
+    push_bytes: float | None = None
     slots: int = 4
     crashes: tuple[Crash, ...] = ()
+
+    @property
+    def gradient_bytes(self) -> float:
+        """Of one transfer of a gradient."""
+        return self.model_bytes if self.push_bytes is None else self.push_bytes
 
     def __post_init__(self) -> None:
         self.times.check(self.num_workers)

@@ -102,8 +102,9 @@ class Fabric:
         cluster: What is simulated.
         computation: What the workers compute.
         numel: Elements of the weight vector; 0: there are no weights.
-        dtype: Their numpy dtype.
+        dtype: Their numpy dtype as they travel.
         num_buffers: Elements of each worker's buffers.
+        push_dtype: That of the gradients as they travel; None: ``dtype``.
     """
 
     def __init__(
@@ -113,6 +114,7 @@ class Fabric:
         numel: int = 0,
         dtype: Any = np.float32,
         num_buffers: int = 0,
+        push_dtype: Any = None,
     ) -> None:
         self.num_workers = cluster.num_workers
         self.numel = numel
@@ -122,7 +124,8 @@ class Fabric:
         self._cluster = cluster
         self._computation = computation
         network = cluster.network
-        self._transfer_s = cluster.model_bytes / network.bandwidth if network.bandwidth else 0.0
+        self._pull_transfer_s = cluster.model_bytes / network.bandwidth if network.bandwidth else 0.0
+        self._push_transfer_s = cluster.gradient_bytes / network.bandwidth if network.bandwidth else 0.0
         self._streams: list[Iterator[float]] = [
             cluster.times.stream(worker, cluster.seed) for worker in range(cluster.num_workers)
         ]
@@ -136,6 +139,7 @@ class Fabric:
         self._inbox: list[Iteration] = []
         self._newest = -1
         self._pool = _Pool(numel, dtype)
+        self._gradient_pool = _Pool(numel, dtype if push_dtype is None else push_dtype)
         self._nothing = np.empty(0, dtype)
         self._opened: np.ndarray | None = None
         self._weights: dict[int, np.ndarray] = {}
@@ -198,7 +202,7 @@ class Fabric:
         if grant.stop:
             return  # its gradient stays: the round that it belongs to may not be complete
         if self.numel and (gradient := self._gradients.pop(worker, None)) is not None:
-            self._pool.give_back(gradient)
+            self._gradient_pool.give_back(gradient)
         network = self._cluster.network
         self._time += self._cluster.server.handle_s
         seen_at = self._time + network.grant_s
@@ -208,7 +212,7 @@ class Fabric:
         if grant.count == 0:
             iteration.pulled_at = iteration.computed_at = iteration.pushed_at = seen_at
             self._receive_later(iteration)
-        elif self._transfer_s:
+        elif self._pull_transfer_s:
             self._plan(seen_at, _GRANTED, iteration)
         else:
             self._plan(seen_at + network.pull_s, _PULLED, iteration)
@@ -231,7 +235,7 @@ class Fabric:
     def _compute(self, iteration: Iteration) -> Clock:
         clock, gradient, buffers = self._computation.compute(iteration)
         if self.numel:
-            slot = self._gradients[iteration.worker] = self._pool.take()
+            slot = self._gradients[iteration.worker] = self._gradient_pool.take()
             if gradient is not None:
                 slot[:] = gradient
             if buffers is not None:
@@ -241,7 +245,7 @@ class Fabric:
 
     def _begin_pull(self, iteration: Iteration) -> None:
         begins_at = max(self._time, self._out_free_at)
-        self._out_free_at = begins_at + self._transfer_s
+        self._out_free_at = begins_at + self._pull_transfer_s
         self._plan(self._out_free_at + self._cluster.network.pull_s, _PULLED, iteration)
 
     def _begin_computing(self, iteration: Iteration) -> None:
@@ -258,7 +262,7 @@ class Fabric:
         computed_at = now + next(self._streams[worker])
         padded = iteration.seen_at + cluster.straggler.target_s(worker, number)
         iteration.computed_at = padded if padded > computed_at else computed_at
-        if self._transfer_s:
+        if self._push_transfer_s:
             self._plan(iteration.computed_at, _COMPUTED, iteration)
         else:
             iteration.pushed_at = iteration.computed_at + cluster.network.push_s
@@ -266,7 +270,7 @@ class Fabric:
 
     def _begin_push(self, iteration: Iteration) -> None:
         begins_at = max(self._time, self._in_free_at)
-        self._in_free_at = begins_at + self._transfer_s
+        self._in_free_at = begins_at + self._push_transfer_s
         iteration.pushed_at = self._in_free_at + self._cluster.network.push_s
         self._receive_later(iteration)
 

@@ -64,7 +64,7 @@ class ServerEnd(ServerTransport):
         Args:
             layout: What the numbers and sizes are.
             versions: Of the weights.
-            gradients: One slot per worker, ``layout.numel`` elements of its dtype.
+            gradients: One slot per worker, ``layout.numel`` elements of ``layout.gradient_dtype``.
             buffers: One slot per worker, ``layout.num_buffers`` float64; set to zero.
             clocks_agree: The workers' ``now`` is the server's, so that nothing is to be estimated.
         """
@@ -213,7 +213,7 @@ class WorkerEnd(WorkerTransport):
         self.num_buffers = layout.num_buffers
         self._layout = layout
         self._chunk_bytes = chunk_bytes
-        self._max_elements = chunk_bytes // layout.dtype.itemsize
+        self._max_elements = chunk_bytes // layout.weights_dtype.itemsize
         self._is_open = True
         self._grant: Grant | None = None
         self._granted_at = 0.0
@@ -290,7 +290,7 @@ class WorkerEnd(WorkerTransport):
             As ``pull``.
         """
         self._require_open()
-        self._require_vector("out", out, self.numel, self._layout.dtype)
+        self._require_vector("out", out, self.numel, self._layout.weights_dtype)
         if version < 0:
             raise ValueError(f"version={version}: versions are numbered from 0")
         version, retries = yield from self._read(out, version)
@@ -323,7 +323,7 @@ class WorkerEnd(WorkerTransport):
         if gradient is not None and buffers is None and self.num_buffers > 0:
             raise ValueError(f"a gradient needs the {self.num_buffers} buffers that belong to it")
         if gradient is not None:
-            self._require_vector("gradient", gradient, self.numel, self._layout.dtype)
+            self._require_vector("gradient", gradient, self.numel, self._layout.gradient_dtype)
         if buffers is not None:
             self._require_vector("buffers", buffers, self.num_buffers, BUFFERS_DTYPE)
         began_at = self.now()

@@ -29,6 +29,8 @@ class LocalFabric:
         clock: Callable[[], float],
         chunk_bytes: int = MAX_CHUNK_BYTES,
         num_buffers: int = 0,
+        pull_dtype: Any = None,
+        push_dtype: Any = None,
     ) -> None:
         """Make both kinds of end.
 
@@ -40,11 +42,13 @@ class LocalFabric:
             clock: Monotonic seconds: the clock of all ends, which count from this call.
             chunk_bytes: Largest piece of ``pull_steps``.
             num_buffers: Elements of each worker's buffers.
+            pull_dtype: Elements of the weights as they travel; None: ``dtype``.
+            push_dtype: The same for gradients.
 
         Raises:
             UserError: When a value is not allowed.
         """
-        layout = WindowLayout(num_workers, numel, np.dtype(dtype), slots, num_buffers)
+        layout = WindowLayout(num_workers, numel, np.dtype(dtype), slots, num_buffers, pull_dtype, push_dtype)
         memory = np.zeros(layout.total_bytes, np.uint8)
         began_at = clock()
 
@@ -130,7 +134,8 @@ class LocalWorker(RingReader):
 
     def read_weights(self, slot: int, start: int, stop: int, out: np.ndarray) -> None:
         """Copy a piece of a slot."""
-        out[start:stop] = self._vector(self._layout.weights_offset(slot))[start:stop]
+        assert self._memory is not None
+        out[start:stop] = self._layout.weights(self._memory, slot)[start:stop]
 
     def read_tag(self, slot: int) -> int:
         """The version in ``slot``."""
@@ -148,8 +153,8 @@ class LocalWorker(RingReader):
     def _put(self, gradient: np.ndarray | None, buffers: np.ndarray | None) -> None:
         assert self._memory is not None
         if gradient is not None:
-            slot = self._vector(self._layout.gradient_offset(self.worker))
-            for start, stop in chunks(self.numel, self._max_elements):
+            slot = self._layout.gradient(self._memory, self.worker)
+            for start, stop in chunks(self.numel, self._chunk_bytes // slot.itemsize):
                 slot[start:stop] = gradient[start:stop]
         if buffers is not None:
             self._layout.buffers(self._memory)[self.worker][:] = buffers
@@ -162,10 +167,6 @@ class LocalWorker(RingReader):
 
     def _send_clock(self, record: np.ndarray) -> None:
         self._clocks.append((self.worker, record.copy()))
-
-    def _vector(self, offset: int) -> np.ndarray:
-        assert self._memory is not None
-        return self._layout.vector(self._memory, offset)
 
     def _word(self, offset: int) -> int:
         assert self._memory is not None

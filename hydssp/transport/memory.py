@@ -33,10 +33,9 @@ def check_memory(layout: WindowLayout, free_shared_bytes: int | None, free_bytes
     is_shared_short = free_shared_bytes is not None and layout.total_bytes > free_shared_bytes
     if not is_shared_short and layout.total_bytes <= free_bytes:
         return
-    vector_bytes = layout.numel * layout.dtype.itemsize
     parts = (
-        f"{layout.slots} slots x {_size(vector_bytes)} of weights + {layout.num_workers} workers x "
-        f"{_size(vector_bytes)} of gradient"
+        f"{layout.slots} slots x {_size(layout.weights_bytes)} of weights + {layout.num_workers} workers x "
+        f"{_size(layout.gradient_bytes)} of gradient"
     )
     if layout.num_buffers:
         parts += f" and {_size(layout.num_buffers * WORD_BYTES)} of buffers"

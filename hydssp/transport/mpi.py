@@ -26,7 +26,12 @@ GRANT_TAG = 2
 HELLO_TAG = 3
 NUM_HELLOS = 8
 """Exchanges per worker at the start; the tightest one gives the clock offset."""
-ELEMENT_TYPES = {"float32": MPI.FLOAT, "float64": MPI.DOUBLE}
+ELEMENT_TYPES = {
+    "float32": MPI.FLOAT,
+    "float64": MPI.DOUBLE,
+    "float16": MPI.UINT16_T,  # MPI has no 16-bit float, and only moves it
+    "uint16": MPI.UINT16_T,
+}
 
 Self = TypeVar("Self", bound="MpiServer | MpiWorker")
 
@@ -77,6 +82,8 @@ class Channel:
         chunk_bytes: int,
         num_buffers: int,
         request_based: bool = False,
+        pull_dtype: Any = None,
+        push_dtype: Any = None,
     ) -> None:
         """Duplicate ``comm`` and compare the other arguments. Collective.
 
@@ -96,10 +103,14 @@ class Channel:
             "chunk_bytes": chunk_bytes,
             "num_buffers": num_buffers,
             "transport.request_based": request_based,
+            "wire.pull": np.dtype(dtype if pull_dtype is None else pull_dtype).name,
+            "wire.push": np.dtype(dtype if push_dtype is None else push_dtype).name,
         }
         try:
             self._require_alike(mine)
-            self.layout = WindowLayout(self.comm.size - 1, numel, np.dtype(dtype), slots, num_buffers)
+            self.layout = WindowLayout(
+                self.comm.size - 1, numel, np.dtype(dtype), slots, num_buffers, pull_dtype, push_dtype
+            )
         except UserError:
             self.comm.Free()  # all ranks raise alike
             raise

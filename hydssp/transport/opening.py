@@ -28,7 +28,8 @@ def open_server(name: str, comm: Any, numel: int, dtype: Any, **options: Any) ->
         comm: An MPI communicator.
         numel: Elements of the weight vector.
         dtype: float32 or float64.
-        **options: Further arguments of the end: slots, chunk_bytes, num_buffers, request_based.
+        **options: Further arguments of the end: slots, chunk_bytes, num_buffers, pull_dtype, push_dtype,
+            request_based.
 
     Raises:
         UserError: On every rank, when a value is not allowed or the ranks disagree.

@@ -37,7 +37,7 @@ class ServerTransport(Protocol):
             version: The number after the newest published one (0 at first).
 
         Returns:
-            1-D view of ``numel`` elements of the layout's dtype, to be filled completely. Its content is
+            1-D view of ``numel`` elements of the type in which weights travel, to be filled completely. Its content is
             stale.
         """
 
@@ -45,7 +45,7 @@ class ServerTransport(Protocol):
         """Tag the slot that ``begin_publish`` opened and make it the newest version."""
 
     def gradient(self, worker: int) -> np.ndarray:
-        """The gradient slot of ``worker``: 1-D view, ``numel`` elements.
+        """The gradient slot of ``worker``: 1-D view, ``numel`` elements of the type in which gradients travel.
 
         The content is that of the worker's latest push and stays until the worker is granted again.
         """
@@ -90,7 +90,7 @@ class WorkerTransport(Protocol):
         """Copy a whole published version into ``out``, never a mixture of two.
 
         Args:
-            out: 1-D contiguous array of ``numel`` elements of the layout's dtype.
+            out: 1-D contiguous array of ``numel`` elements of the type in which weights travel.
             version: The version to try first (from the grant). When its slot has been overwritten the newest
                 is read.
 
@@ -102,7 +102,8 @@ class WorkerTransport(Protocol):
         """Put ``gradient`` and ``buffers`` into this worker's slots, complete them, then send ``clock``.
 
         Args:
-            gradient: 1-D contiguous array of ``numel`` elements; None for an empty push. Reusable on return.
+            gradient: 1-D contiguous array of ``numel`` elements of the type in which gradients travel; None for an
+                empty push. Reusable on return.
             clock: Echoes the latest grant's iteration.
             buffers: 1-D contiguous float64 array of ``num_buffers`` elements; None leaves the slot as it was.
                 A push with a gradient needs them, unless there are none (``num_buffers`` 0). Reusable on

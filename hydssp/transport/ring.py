@@ -41,6 +41,8 @@ MAX_CHUNK_BYTES = 1 << 30
 MAX_RETRIES = 1000
 """A pull that began again this often will not succeed: the ring is too small for this network."""
 DTYPES = ("float32", "float64")
+WIRE_DTYPES = (*DTYPES, "float16", "uint16")
+"""What may travel; bfloat16, which numpy does not know, as uint16. Transports do not look into it."""
 BUFFERS_DTYPE = np.dtype("float64")
 """Buffers travel in it whatever their own type: exact for float32 and for integers below 2**53."""
 
@@ -65,6 +67,10 @@ class WindowLayout:
     """Versions that the ring holds, at least 3."""
     num_buffers: int = 0
     """Elements of each buffers slot, float64; 0 for a model without."""
+    pull_dtype: np.dtype | None = None
+    """Elements of the ring as they travel; None: ``dtype``."""
+    push_dtype: np.dtype | None = None
+    """The same for the gradient slots."""
 
     def __post_init__(self) -> None:
         """Check the values.
@@ -73,6 +79,9 @@ class WindowLayout:
             UserError: When a value is outside what its field says.
         """
         object.__setattr__(self, "dtype", np.dtype(self.dtype))
+        for name in ("pull_dtype", "push_dtype"):
+            given = getattr(self, name)
+            object.__setattr__(self, name, self.dtype if given is None else np.dtype(given))
         if self.num_workers < 1:
             raise UserError(
                 f"num_workers={self.num_workers}: at least 1 is needed. "
@@ -87,6 +96,9 @@ class WindowLayout:
                 f"dtype={self.dtype.name}: allowed are {', '.join(DTYPES)}. "
                 "Convert the model's parameters to one of them."
             )
+        for key, dtype in (("wire.pull", self.weights_dtype), ("wire.push", self.gradient_dtype)):
+            if dtype.name not in WIRE_DTYPES:
+                raise UserError(f"{key}: elements of {dtype.name}; allowed are {', '.join(WIRE_DTYPES)}.")
         if self.num_buffers < 0:
             raise UserError(f"num_buffers={self.num_buffers}: allowed are 0 and more.")
         if self.slots < MIN_SLOTS:
@@ -97,9 +109,26 @@ class WindowLayout:
             )
 
     @property
-    def vector_bytes(self) -> int:
-        """Distance between two slots."""
-        return _aligned(self.numel * self.dtype.itemsize)
+    def weights_dtype(self) -> np.dtype:
+        """Elements of the ring."""
+        assert self.pull_dtype is not None
+        return self.pull_dtype
+
+    @property
+    def gradient_dtype(self) -> np.dtype:
+        """Elements of the gradient slots."""
+        assert self.push_dtype is not None
+        return self.push_dtype
+
+    @property
+    def weights_bytes(self) -> int:
+        """One version, as it travels."""
+        return self.numel * self.weights_dtype.itemsize
+
+    @property
+    def gradient_bytes(self) -> int:
+        """One gradient, as it travels."""
+        return self.numel * self.gradient_dtype.itemsize
 
     @property
     def latest_offset(self) -> int:
@@ -117,23 +146,29 @@ class WindowLayout:
 
     def weights_offset(self, slot: int) -> int:
         """The weights in ``slot``."""
-        return self.latest_offset + ALIGNMENT_BYTES + slot * self.vector_bytes
+        return self.latest_offset + ALIGNMENT_BYTES + slot * _aligned(self.weights_bytes)
 
     def gradient_offset(self, worker: int) -> int:
         """The gradient slot of ``worker``."""
-        return self.weights_offset(self.slots) + worker * self.vector_bytes
+        return self.weights_offset(self.slots) + worker * _aligned(self.gradient_bytes)
 
     def buffers_offset(self, worker: int) -> int:
         """The buffers slot of ``worker``."""
         return self.gradient_offset(self.num_workers) + worker * _aligned(self.num_buffers * WORD_BYTES)
 
-    def vector(self, memory: np.ndarray, offset: int) -> np.ndarray:
-        """View of ``numel`` elements at byte ``offset`` of ``memory`` (1-D uint8)."""
-        return memory[offset : offset + self.numel * self.dtype.itemsize].view(self.dtype)
+    def weights(self, memory: np.ndarray, slot: int) -> np.ndarray:
+        """View of ``slot`` of the ring in ``memory`` (1-D uint8)."""
+        offset = self.weights_offset(slot)
+        return memory[offset : offset + self.weights_bytes].view(self.weights_dtype)
+
+    def gradient(self, memory: np.ndarray, worker: int) -> np.ndarray:
+        """View of a gradient slot in ``memory`` (1-D uint8)."""
+        offset = self.gradient_offset(worker)
+        return memory[offset : offset + self.gradient_bytes].view(self.gradient_dtype)
 
     def gradients(self, memory: np.ndarray) -> list[np.ndarray]:
         """Views of all gradient slots in ``memory`` (1-D uint8)."""
-        return [self.vector(memory, self.gradient_offset(worker)) for worker in range(self.num_workers)]
+        return [self.gradient(memory, worker) for worker in range(self.num_workers)]
 
     def buffers(self, memory: np.ndarray) -> list[np.ndarray]:
         """Views of all buffers slots in ``memory`` (1-D uint8): ``num_buffers`` float64 each."""
@@ -180,7 +215,7 @@ class RingWriter:
         """
         self._tags = layout.words(memory, layout.tag_offset(0), layout.slots)
         self._latest = layout.words(memory, layout.latest_offset, 1)
-        self._weights = [layout.vector(memory, layout.weights_offset(slot)) for slot in range(layout.slots)]
+        self._weights = [layout.weights(memory, slot) for slot in range(layout.slots)]
         self._sync = sync
         self._tags[:] = NOT_PUBLISHED
         self._latest[0] = NOT_PUBLISHED

@@ -97,6 +97,8 @@ class RmaServer(MpiServer):
         chunk_bytes: int = MAX_CHUNK_BYTES,
         num_buffers: int = 0,
         request_based: bool = False,
+        pull_dtype: Any = None,
+        push_dtype: Any = None,
     ) -> None:
         """Open together with ``RmaWorker`` on all other ranks, with the same arguments. Collective.
 
@@ -108,12 +110,16 @@ class RmaServer(MpiServer):
             chunk_bytes: Largest piece of one put or get.
             num_buffers: Elements of each worker's buffers.
             request_based: The workers use Rput and Rget.
+            pull_dtype: Elements of the weights as they travel; None: ``dtype``.
+            push_dtype: The same for gradients.
 
         Raises:
             UserError: On every rank, when a value is not allowed, the window does not fit into the memory of
                 rank 0's node, or the ranks disagree.
         """
-        channel = Channel(comm, "rma", numel, dtype, slots, chunk_bytes, num_buffers, request_based)
+        channel = Channel(
+            comm, "rma", numel, dtype, slots, chunk_bytes, num_buffers, request_based, pull_dtype, push_dtype
+        )
         self._window = _Window(channel)
         layout, memory = channel.layout, self._window.memory
         ring = RingWriter(layout, memory, self._sync)
@@ -150,6 +156,8 @@ class RmaWorker(MpiWorker, RingReader):
         chunk_bytes: int = MAX_CHUNK_BYTES,
         num_buffers: int = 0,
         request_based: bool = False,
+        pull_dtype: Any = None,
+        push_dtype: Any = None,
     ) -> None:
         """Open together with ``RmaServer`` on rank 0, with the same arguments. Collective.
 
@@ -161,12 +169,16 @@ class RmaWorker(MpiWorker, RingReader):
             chunk_bytes: Largest piece of one put or get.
             num_buffers: Elements of each worker's buffers.
             request_based: Use Rput and Rget with a wait instead of Put and Get with a flush.
+            pull_dtype: Elements of the weights as they travel; None: ``dtype``.
+            push_dtype: The same for gradients.
 
         Raises:
             UserError: On every rank, when a value is not allowed, the window does not fit into the memory of
                 rank 0's node, or the ranks disagree.
         """
-        channel = Channel(comm, "rma", numel, dtype, slots, chunk_bytes, num_buffers, request_based)
+        channel = Channel(
+            comm, "rma", numel, dtype, slots, chunk_bytes, num_buffers, request_based, pull_dtype, push_dtype
+        )
         self._window = _Window(channel)
         self._request_based = request_based
         self._word = np.zeros(1, np.int64)
@@ -175,8 +187,8 @@ class RmaWorker(MpiWorker, RingReader):
     def read_weights(self, slot: int, start: int, stop: int, out: np.ndarray) -> None:
         """Get a piece of a slot and complete it."""
         layout = self._layout
-        offset = layout.weights_offset(slot) + start * layout.dtype.itemsize
-        self._get(out[start:stop], ELEMENT_TYPES[layout.dtype.name], offset)
+        offset = layout.weights_offset(slot) + start * layout.weights_dtype.itemsize
+        self._get(out[start:stop], ELEMENT_TYPES[layout.weights_dtype.name], offset)
 
     def read_tag(self, slot: int) -> int:
         """The version in ``slot``."""

@@ -79,6 +79,8 @@ class TwoSidedServer(MpiServer):
         slots: int = DEFAULT_SLOTS,
         chunk_bytes: int = MAX_CHUNK_BYTES,
         num_buffers: int = 0,
+        pull_dtype: Any = None,
+        push_dtype: Any = None,
     ) -> None:
         """Open together with ``TwoSidedWorker`` on all other ranks, with the same arguments. Collective.
 
@@ -89,21 +91,33 @@ class TwoSidedServer(MpiServer):
             slots: As for ``rma``, which has a ring; without effect here, where versions are kept as needed.
             chunk_bytes: Largest message.
             num_buffers: Elements of each worker's buffers.
+            pull_dtype: Elements of the weights as they travel; None: ``dtype``.
+            push_dtype: The same for gradients.
 
         Raises:
             UserError: On every rank, when a value is not allowed or the ranks disagree.
         """
-        channel = Channel(comm, "two_sided", numel, dtype, slots, chunk_bytes, num_buffers)
+        channel = Channel(
+            comm,
+            "two_sided",
+            numel,
+            dtype,
+            slots,
+            chunk_bytes,
+            num_buffers,
+            pull_dtype=pull_dtype,
+            push_dtype=push_dtype,
+        )
         layout = channel.layout
         workers = range(layout.num_workers)
         self._chunk_bytes = chunk_bytes
-        self._snapshots = Snapshots(layout.numel, layout.dtype)
+        self._snapshots = Snapshots(layout.numel, layout.weights_dtype)
         self._arrived: list[tuple[int, np.ndarray]] = []
         self._receives: list[list[MPI.Request]] = [[] for _ in workers]
         self._announced: set[int] = set()  # workers whose gradients are under way
         self._sends: dict[int, tuple[int, list[MPI.Request]]] = {}  # worker -> version and what is under way
         self._answers = np.zeros((layout.num_workers, 1), np.int64)
-        gradients = [np.zeros(layout.numel, layout.dtype) for _ in workers]
+        gradients = [np.zeros(layout.numel, layout.gradient_dtype) for _ in workers]
         buffers = [np.zeros(layout.num_buffers, BUFFERS_DTYPE) for _ in workers]
         super().__init__(channel, self._snapshots, gradients, buffers)
 
@@ -212,6 +226,8 @@ class TwoSidedWorker(MpiWorker):
         slots: int = DEFAULT_SLOTS,
         chunk_bytes: int = MAX_CHUNK_BYTES,
         num_buffers: int = 0,
+        pull_dtype: Any = None,
+        push_dtype: Any = None,
     ) -> None:
         """Open together with ``TwoSidedServer`` on rank 0, with the same arguments. Collective.
 
@@ -222,11 +238,23 @@ class TwoSidedWorker(MpiWorker):
             slots: As for ``rma``, which has a ring; without effect here, where versions are kept as needed.
             chunk_bytes: Largest message.
             num_buffers: Elements of each worker's buffers.
+            pull_dtype: Elements of the weights as they travel; None: ``dtype``.
+            push_dtype: The same for gradients.
 
         Raises:
             UserError: On every rank, when a value is not allowed or the ranks disagree.
         """
-        channel = Channel(comm, "two_sided", numel, dtype, slots, chunk_bytes, num_buffers)
+        channel = Channel(
+            comm,
+            "two_sided",
+            numel,
+            dtype,
+            slots,
+            chunk_bytes,
+            num_buffers,
+            pull_dtype=pull_dtype,
+            push_dtype=push_dtype,
+        )
         self._answer = np.zeros(1, np.int64)
         super().__init__(channel, chunk_bytes)
 
@@ -249,7 +277,7 @@ class TwoSidedWorker(MpiWorker):
         if gradient is not None:
             comm.Send([None, 0, MPI.BYTE], SERVER_RANK, ANNOUNCE_TAG)
         for vector, numel, dtype, tag in (
-            (gradient, self.numel, self._layout.dtype, GRADIENT_TAG),
+            (gradient, self.numel, self._layout.gradient_dtype, GRADIENT_TAG),
             (buffers, self.num_buffers, BUFFERS_DTYPE, BUFFERS_TAG),
         ):
             pieces = (

@@ -20,6 +20,7 @@ from hydssp.update.history import VersionHistory
 from hydssp.update.layout import ParameterLayout
 from hydssp.update.mitigation import Mitigation, Part, Setting
 from hydssp.update.updater import Contribution, Effect
+from hydssp.update.wire import Wire
 
 CHUNK_NUMEL = 1 << 17
 """Elements of a chunk: SGD with momentum moves 20 bytes an element, so that this takes a fraction of a millisecond."""
@@ -142,6 +143,8 @@ class ChunkedOptimizer:
         mitigation: What is done to stale gradients; belongs to this object from now on. None: nothing.
         num_workers: P.
         tensors: ``(start, stop)`` of each parameter tensor; None: the ranges.
+        wire: The format in which gradients come; None: as the weights. Another one takes a vector of the weights' type
+            for each gradient of the largest update.
 
     Attributes:
         weights: The vector that is updated in place, 1-D.
@@ -161,12 +164,15 @@ class ChunkedOptimizer:
         mitigation: Mitigation | None = None,
         num_workers: int = 1,
         tensors: Sequence[tuple[int, int]] | None = None,
+        wire: Wire | None = None,
     ) -> None:
         self.weights = weights
         self.values = weights.numpy()
         self.steps = 0
         self.chunk_numel = chunk_numel
         self._factor = 1.0
+        self._wire = wire or Wire("fp32", weights.dtype)
+        self._decoded: list[torch.Tensor] = []
         self._chunks: list[Chunk] = []
         ranges = list(ranges)
         for start, stop, options in ranges:
@@ -199,7 +205,8 @@ class ChunkedOptimizer:
         """Make one update from the weighted sum of gradients, summed in the order given.
 
         Args:
-            contributions: At least one, of different workers; each gradient has as many elements as the weights.
+            contributions: At least one, of different workers; each gradient has as many elements as the weights, of the
+                wire's type.
             lr_factor: Factor on every configured learning rate for this step.
             after_chunk: Called with ``(start, stop)`` when these elements of ``weights`` are final; with an empty
                 range after a chunk's worth of other work.
@@ -207,7 +214,12 @@ class ChunkedOptimizer:
         Returns:
             What the mitigation found out about each contribution; empty if nothing.
         """
-        parts = [Part(c.worker, torch.from_numpy(c.gradient), c.weight, c.staleness) for c in contributions]
+        travelled = [self._wire.tensor(c.gradient) for c in contributions]
+        gradients = travelled if self._wire.is_plain else self._room_for(len(travelled))
+        parts = [
+            Part(c.worker, gradient, c.weight, c.staleness)
+            for c, gradient in zip(contributions, gradients, strict=True)
+        ]
         workers = [part.worker for part in parts]
         history = self.history
         if history is not None:
@@ -219,12 +231,21 @@ class ChunkedOptimizer:
         for chunk in self._chunks:
             if history is not None:
                 history.keep(chunk.start, chunk.stop)
+            if not self._wire.is_plain:
+                for gradient, short in zip(gradients, travelled, strict=True):
+                    gradient[chunk.start : chunk.stop] = short[chunk.start : chunk.stop]
             self._mitigation.step(chunk, parts)
             after_chunk(chunk.start, chunk.stop)
         if history is not None:
             history.end_update(workers)
         self.steps += 1
         return self._mitigation.end(parts)
+
+    def _room_for(self, count: int) -> list[torch.Tensor]:
+        """Vectors to decode gradients into, the same ones each time."""
+        while len(self._decoded) < count:
+            self._decoded.append(torch.empty_like(self.weights))
+        return self._decoded[:count]
 
     def _set_rate(self, factor: float) -> None:
         if factor != self._factor:

@@ -16,7 +16,7 @@ class Contribution(NamedTuple):
 
     Attributes:
         worker: Whose it is.
-        gradient: 1-D, of the layout's dtype.
+        gradient: 1-D, as it travelled.
         weight: Its factor in the sum.
         staleness: Versions made since the one that it was computed from.
     """

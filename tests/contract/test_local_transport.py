@@ -47,6 +47,8 @@ def run_local(case: Case, num_workers: int, seed: int) -> None:
         clock=lambda: now,
         chunk_bytes=case.chunk_bytes,
         num_buffers=case.num_buffers,
+        pull_dtype=case.pull_dtype,
+        push_dtype=case.push_dtype,
     )
     stage = LocalStage()
     ends = [fabric.server, *fabric.workers]
@@ -123,6 +125,8 @@ def test_ring_too_small_for_the_reader_is_an_error() -> None:
         ({"num_workers": 0}, "num_workers=0"),
         ({"numel": 0}, "numel=0"),
         ({"dtype": np.float16}, "dtype=float16"),
+        ({"pull_dtype": "int8"}, "wire.pull: elements of int8"),
+        ({"push_dtype": "int8"}, "wire.push: elements of int8"),
         ({"slots": 2}, "transport.slots=2"),
         ({"num_buffers": -1}, "num_buffers=-1"),
     ],

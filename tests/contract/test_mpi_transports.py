@@ -146,6 +146,8 @@ def run_case(case: Case, comm: Any, kind: Kind) -> None:
         slots=case.slots,
         chunk_bytes=case.chunk_bytes,
         num_buffers=case.num_buffers,
+        pull_dtype=case.pull_dtype,
+        push_dtype=case.push_dtype,
     )
     script = case.server(end, stage) if comm.rank == 0 else case.worker(end, stage)
     result, error = run_script(script, stage, case)
@@ -441,6 +443,19 @@ def test_leaving_by_an_exception_does_not_wait_for_the_others(comm: Any, kind: K
     stage = MpiStage(comm)
     stage.gather(None)
     end.close()
+
+
+@pytest.mark.parametrize("key", ["wire.pull", "wire.push"])
+def test_ranks_that_disagree_on_the_wire_are_told_on_every_rank(comm: Any, kind: Kind, key: str) -> None:
+    argument = {"wire.pull": "pull_dtype", "wire.push": "push_dtype"}[key]
+    mine = {argument: "float16" if comm.rank == comm.size - 1 else "uint16"}
+    message = ""
+    try:
+        kind.open(comm, 10, **mine)
+    except UserError as error:
+        message = str(error)
+    messages = comm.allgather(message)
+    assert all(f"{key}: rank {comm.size - 1} has float16" in message for message in messages), messages
 
 
 @pytest.mark.parametrize("key", ["numel", "dtype", "slots", "num_buffers"])

@@ -41,6 +41,8 @@ class Case:
     slots = 4
     chunk_bytes = 1 << 30
     num_buffers = 0
+    pull_dtype: str | None = None
+    push_dtype: str | None = None
     pause_s = 100e-6
     """Real ranks pause for this long where a script yields."""
     limit_s = 30.0
@@ -350,6 +352,57 @@ class PushedOnce(Case):
             for iteration in range(self.num_iterations)
             for worker in range(len(workers))
         ]
+
+
+class Formats(Case):
+    """Weights and gradients that travel as other types than the weights' own come through bit for bit."""
+
+    num_iterations = 3
+
+    def __init__(self, pull_dtype: str, push_dtype: str, chunk_bytes: int = 1 << 30) -> None:
+        self.pull_dtype = pull_dtype
+        self.push_dtype = push_dtype
+        self.chunk_bytes = chunk_bytes
+
+    def pattern(self, dtype: str, *seed: int) -> np.ndarray:
+        """Any bits, those of nan and subnormal numbers included."""
+        num_bytes = self.numel * np.dtype(dtype).itemsize
+        return np.random.default_rng(seed).integers(0, 256, num_bytes, np.uint8).view(dtype)
+
+    def server(self, end, stage):
+        are_right = []
+        for version in range(self.num_iterations):
+            weights = end.begin_publish(version)
+            weights[:] = self.pattern(self.pull_dtype, version)
+            end.end_publish()
+            grant_all(end, Grant(version, version, count=1))
+            for push in (yield from collect(end, end.num_workers)):
+                gradient = end.gradient(push.worker)
+                expected = self.pattern(self.push_dtype, push.worker, version)
+                are_right.append(
+                    gradient.dtype == expected.dtype and gradient.tobytes() == expected.tobytes()
+                )
+        stop_all(end)
+        return are_right
+
+    def worker(self, end, stage):
+        out = np.empty(self.numel, self.pull_dtype)
+        seen = []
+        while not (grant := (yield from wait_for_grant(end))).stop:
+            version, _ = end.pull(out, grant.version)
+            seen.append(out.tobytes() == self.pattern(self.pull_dtype, version).tobytes())
+            clock = Clock(grant.iteration, version, samples=1)
+            for wrong in ("float64", "int16"):
+                seen.append(is_refused(ValueError, end.push, np.zeros(self.numel, wrong), clock))
+                seen.append(is_refused(ValueError, end.pull, np.zeros(self.numel, wrong), version))
+            gradient = self.pattern(self.push_dtype, end.worker, grant.iteration)
+            end.push(gradient, clock)
+            gradient.view(np.uint8)[:] = 0  # reusable on return
+        return seen
+
+    def check(self, server, workers):
+        assert server == [True] * self.num_iterations * len(workers)
+        assert workers == [[True] * 5 * self.num_iterations] * len(workers)
 
 
 class GrantWakesOne(Case):
@@ -758,6 +811,9 @@ CASES: list[Case] = [
     PushedOnce(dtype="float32", chunk_bytes=1 << 30),
     PushedOnce(dtype="float64", chunk_bytes=1 << 30),
     PushedOnce(dtype="float64", chunk_bytes=4096),
+    Formats("uint16", "float32"),
+    Formats("float32", "uint16"),
+    Formats("float16", "uint16", chunk_bytes=64),
     GrantWakesOne(),
     Stop(),
     EmptyPush(),

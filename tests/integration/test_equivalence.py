@@ -25,6 +25,8 @@ from hydssp.transport.local import LocalFabric
 from hydssp.update.layout import FlatModule, ParameterLayout
 from hydssp.update.schedule import Constant, LrClock, Step
 from hydssp.update.step import ChunkedOptimizer, group_ranges
+from hydssp.update.updater import Contribution
+from hydssp.update.wire import Wire
 
 DTYPE = torch.float64
 TRAIN = digits().train
@@ -61,6 +63,10 @@ def train(
     spoil=None,
     chunk_numel=1000,
     plan=ONE_BATCH,
+    loss=LOSS,
+    pull="fp32",
+    push="fp32",
+    error_feedback=False,
 ):
     """Train in this process; worker ``turns[i]`` is stepped i-th (all in turn by default).
 
@@ -70,22 +76,35 @@ def train(
     module, layout = make_model()
     samples_per_push = batch_size * plan.accumulate * plan.local_steps
     ticks = count()
-    fabric = LocalFabric(num_workers, layout.numel, layout.numpy_dtype, clock=lambda: next(ticks) * 1e-3)
+    fabric = LocalFabric(
+        num_workers,
+        layout.numel,
+        layout.numpy_dtype,
+        clock=lambda: next(ticks) * 1e-3,
+        pull_dtype=Wire(pull, DTYPE).numpy_dtype,
+        push_dtype=Wire(push, DTYPE).numpy_dtype,
+    )
     order, data = EpochOrder(len(TRAIN), 0), Batches(TRAIN, DTYPE)
     batches = batches_of(order, data)
     if spoil is not None:
         batches = spoil(batches)
-    workers = [
-        worker_role.Worker(end, flat, batches, Backward(flat, LOSS, Clip(), plan), NoStraggler())
-        for end, flat in ((end, FlatModule(copy.deepcopy(module), layout)) for end in fabric.workers)
-    ]
+    wires = Wire(pull, DTYPE), Wire(push, DTYPE)
+    workers = []
+    for end in fabric.workers:
+        flat = FlatModule(copy.deepcopy(module), layout)
+        backward = Backward(flat, loss, Clip(), plan)
+        workers.append(
+            worker_role.Worker(end, flat, batches, backward, NoStraggler(), None, *wires, error_feedback)
+        )
     model = FlatModule(module, layout)
     recorder = Recorder(None, paradigm="test", data_size=len(TRAIN))
     server = server_role.Server(
         transport=fabric.server,
         coordinator=Coordinator(paradigm, num_workers),
         dealer=RangeDealer(len(TRAIN), samples_per_push, epochs, rounds=paradigm.is_synchronous),
-        optimizer=ChunkedOptimizer(model.weights, make, group_ranges(layout, groups), chunk_numel),
+        optimizer=ChunkedOptimizer(
+            model.weights, make, group_ranges(layout, groups), chunk_numel, wire=Wire(push, DTYPE)
+        ),
         step_rule=server_role.StepRule(
             schedule=schedule,
             lr_clock=lr_clock,
@@ -98,6 +117,7 @@ def train(
         evaluate_every=float("inf"),
         recorder=recorder,
         limits=limits,
+        encode=wires[0].encode,
     )
     recorder.started(fabric.server.now(), num_workers)
     server.start()
@@ -184,6 +204,77 @@ def test_local_steps_in_rounds_average_the_workers_weights():
     assert summary["updates"] == 5
     assert summary["samples"] == len(TRAIN)
     assert (summary["pushes"], summary["empty_pushes"]) == (10, 1)
+
+
+@pytest.mark.parametrize(
+    ("pull", "push", "error_feedback"),
+    [
+        ("bf16", "fp32", False),
+        ("fp32", "bf16", False),
+        ("fp32", "bf16", True),
+        ("bf16", "fp16", False),
+        ("fp16", "fp16", True),
+    ],
+)
+def test_a_short_wire_rounds_what_travels_and_nothing_else(pull, push, error_feedback):
+    """One worker, bit for bit: rounded weights at the worker, the server's own whole, each gradient rounded."""
+    types = {"fp32": DTYPE, "bf16": torch.bfloat16, "fp16": torch.float16}
+    weights, _, _ = train(ASP(), 1, epochs=1.0, pull=pull, push=push, error_feedback=error_feedback)
+    module, layout = make_model()
+    flat = FlatModule(module, layout)
+    whole = torch.nn.Parameter(flat.weights.clone())
+    optimizer = sgd([{"params": [whole]}])
+    order, data = EpochOrder(len(TRAIN), 0), Batches(TRAIN, DTYPE)
+    lost = torch.zeros_like(flat.weights)
+    for start in range(0, len(TRAIN), 32):
+        flat.weights.copy_(whole.detach().to(types[pull]))
+        flat.zero_gradient()
+        inputs, targets = data.batch(order.indices(0, start, min(32, len(TRAIN) - start)))
+        LOSS(module(inputs), targets).backward()
+        gradient = flat.gradient + lost
+        whole.grad = gradient.to(types[push]).to(DTYPE)
+        if error_feedback:
+            lost = gradient - whole.grad
+        optimizer.step()
+    assert (weights == whole.detach().numpy()).all()
+
+
+def test_each_worker_keeps_its_own_error():
+    """On average nothing is lost: the sums of what was pushed and of what was computed differ by the last errors."""
+    settings = {"epochs": 1.0, "make": lambda g: torch.optim.SGD(g, lr=1e-3)}
+    exact, _, _ = train(BSP(), 3, **settings)
+    rounded, _, _ = train(BSP(), 3, **settings, push="bf16")
+    fed_back, _, _ = train(BSP(), 3, **settings, push="bf16", error_feedback=True)
+    assert np.abs(fed_back - exact).mean() < 0.5 * np.abs(rounded - exact).mean()
+
+
+def test_a_gradient_that_does_not_fit_the_wire_is_refused():
+    weights, summary, _ = train(ASP(), 1, epochs=0.1, push="fp16", loss=lambda x, y: LOSS(x, y) * 1e8)
+    assert summary["rejected_gradients"] == summary["pushes"] == 5
+    fits, _, _ = train(ASP(), 1, epochs=0.1, push="bf16", loss=lambda x, y: LOSS(x, y) * 1e8)
+    assert (weights != fits).any()
+
+
+def test_decoding_takes_one_vector_for_each_gradient_of_an_update_and_no_more():
+    decoded = []
+
+    class Spy(ChunkedOptimizer):
+        def _room_for(self, count):
+            room = super()._room_for(count)
+            decoded.append([gradient.data_ptr() for gradient in room])
+            return room
+
+    weights = torch.zeros(50)
+    optimizer = Spy(weights, lambda g: torch.optim.SGD(g, lr=1.0), [(0, 50, {})], 7, wire=Wire("bf16"))
+    gradient = np.empty(50, np.uint16)
+    Wire("bf16").encode(gradient, np.arange(50, dtype=np.float32))
+    for num_workers in (1, 2, 1):
+        optimizer.step(
+            [Contribution(w, gradient, 1.0, 0) for w in range(num_workers)], 1.0, lambda start, stop: None
+        )
+    assert (weights == -4.0 * torch.arange(50)).all()
+    assert decoded[0] == decoded[2] == decoded[1][:1]
+    assert len({*decoded[1]}) == 2
 
 
 def test_bsp_does_not_depend_on_who_is_fast():

@@ -55,6 +55,8 @@ def test_presets_are_those_of_the_code(override, expected):
         (["accumulate=0"], "accumulate=0: .*at least 1"),
         (["local_steps=0"], "local_steps=0: .*at least 1"),
         (["precision=bf16", "dtype=float64"], "precision=bf16.*dtype=float64"),
+        (["wire.push=fp16", "dtype=float64"], "wire.push=fp16.*dtype=float64"),
+        (["wire.error_feedback=true"], "wire.error_feedback=true.*wire.push=fp32"),
         (["seed=-1"], "seed=-1"),
         (["epochs=0"], "epochs=0.*above 0"),
         (["epochs=nan"], "epochs=nan"),

@@ -188,6 +188,8 @@ def test_summary_has_every_key_and_counts_right(folder):
         seed=3,
         data_size=100,
         controller=lambda: {"calls": 4, "extension_histogram": {0: 1, 2: 3}},
+        pull_bytes=100,
+        push_bytes=12,
     )
     recorder.started(10.0, 2, model="mlp")
     recorder.push(1, message(0, 10.1, 11.0, loss=2.0, pull_retries=2), 11.0, 1, 1, "gradient")
@@ -233,6 +235,11 @@ def test_summary_has_every_key_and_counts_right(folder):
         "discarded_pushes": 1,
         "empty_pushes": 1,
         "ignored_pushes": 1,
+        "bytes": {
+            "pushed": 4 * 12,
+            "pulled": (4 + 2) * 100,
+        },  # not the empty, the skipped, the one that was ignored
+        "skipped_pushes": 0,
         "pull_retries": 2,
         "failures": [],
         "run": {"model": "mlp"},

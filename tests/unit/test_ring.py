@@ -20,15 +20,17 @@ layouts = st.builds(
     dtype=st.sampled_from([np.dtype("float32"), np.dtype("float64")]),
     slots=st.integers(3, 40),
     num_buffers=st.integers(0, 2**20),
+    pull_dtype=st.sampled_from([None, "float16", "uint16"]),
+    push_dtype=st.sampled_from([None, "float16", "uint16"]),
 )
 
 
 @given(layouts)
 def test_parts_are_aligned_and_fill_the_window_without_overlap(layout):
-    vector_bytes = layout.numel * layout.dtype.itemsize
     parts = [(layout.tag_offset(0), 8 * layout.slots), (layout.latest_offset, 8)]
-    parts += [(layout.weights_offset(slot), vector_bytes) for slot in range(layout.slots)]
-    parts += [(layout.gradient_offset(worker), vector_bytes) for worker in range(layout.num_workers)]
+    parts += [(layout.weights_offset(slot), layout.weights_bytes) for slot in range(layout.slots)]
+    gradients = range(layout.num_workers)
+    parts += [(layout.gradient_offset(worker), layout.gradient_bytes) for worker in gradients]
     parts += [(layout.buffers_offset(worker), 8 * layout.num_buffers) for worker in range(layout.num_workers)]
     end = 0
     for offset, size in parts:
@@ -44,6 +46,15 @@ def test_sizes_of_a_known_window():
     assert window_bytes(1, 11_000_000, np.float32) == 128 + 5 * 44_000_000
     # and 3 times 9 doubles in 2 lines each
     assert window_bytes(3, 100, "float64", slots=5, num_buffers=9) == 64 + 64 + 8 * 13 * 64 + 3 * 2 * 64
+
+
+def test_shorter_elements_make_the_window_smaller():
+    whole, half = (
+        WindowLayout(3, 6400, "float32"),
+        WindowLayout(3, 6400, "float32", 4, 0, "uint16", "float16"),
+    )
+    assert whole.total_bytes - 128 == 2 * (half.total_bytes - 128) == 7 * 4 * 6400
+    assert half.weights_bytes == half.gradient_bytes == 2 * 6400
 
 
 def test_tags_lie_one_after_the_other():
@@ -97,5 +108,5 @@ def test_writer_orders_its_stores_by_barriers():
         writer.end(version)
     # the last lap: invalidate slot 0, data done, tag, latest
     assert seen[-4:] == [([-1, 1, 2], 2), ([-1, 1, 2], 2), ([3, 1, 2], 2), ([3, 1, 2], 3)]
-    assert layout.vector(memory, layout.weights_offset(0)).tolist() == [3.0] * 4
-    assert layout.vector(memory, layout.weights_offset(1)).tolist() == [1.0] * 4
+    assert layout.weights(memory, 0).tolist() == [3.0] * 4
+    assert layout.weights(memory, 1).tolist() == [1.0] * 4

@@ -157,10 +157,18 @@ class TestTraining:
         assert are_equal(first, train("again"))
         assert not are_equal(first, train("other", "seed=1"))
 
+    @pytest.mark.parametrize(
+        "extra",
+        [
+            (),
+            ("wire.pull=fp16", "wire.push=bf16", "wire.error_feedback=true", "local_steps=2"),
+        ],
+        ids=["plain", "short"],
+    )
     def test_a_round_in_virtual_time_is_a_round_of_the_real_server_and_workers(
-        self, tmp_path, monkeypatch, capsys
+        self, tmp_path, monkeypatch, capsys, extra
     ):
-        options = ("paradigm=bsp", "num_workers=3", "epochs=2")
+        options = ("paradigm=bsp", "num_workers=3", "epochs=2", *extra)
         folder = tmp_path / "simulated"
         assert command(monkeypatch, capsys, "simulate.train=true", *options, f"run_dir={folder}")[0] == 0
         real = [sys.executable, "-m", "hydssp.train", "transport=local", *options, "threads=1"]
