@@ -14,6 +14,7 @@ import traceback
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from enum import Enum
+from importlib.resources import files
 from typing import Any, Optional
 
 import hydra
@@ -278,6 +279,7 @@ class SimulateConfig(TrainConfig):
 
 def register() -> None:
     """Put the schemas where ``conf/`` refers to them."""
+    OmegaConf.register_new_resolver("choices", _choices, replace=True)
     store = ConfigStore.instance()
     # In a group of their own, so that they are not offered as paradigms and transports.
     for name, node in (
@@ -291,6 +293,19 @@ def register() -> None:
         ("rma", RmaConfig),
     ):
         store.store(group="schema", name=name, node=node)
+
+
+def _choices(*, _root_: DictConfig) -> str:
+    """For ``--help``: what each group of the configuration offers, a line each."""
+    conf = files("hydssp.conf")
+    groups = sorted(group for group in _root_.hydra.runtime.choices if "/" not in str(group))
+    offered = {
+        group: sorted(
+            f.name.removesuffix(".yaml") for f in (conf / group).iterdir() if f.name.endswith(".yaml")
+        )
+        for group in groups
+    }
+    return "\n".join(f"{group}: {', '.join(names)}" for group, names in offered.items())
 
 
 def to_plain(config: DictConfig) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from hydssp.observe.recorder import Recorder
 from hydssp.server import Limits
 from hydssp.simulation.clocks import run_clocks
 from hydssp.simulation.cluster import Cluster, Network, ServerCosts
-from hydssp.simulation.recording import Recording, answers_s, full_pushes
+from hydssp.simulation.recording import Recording, answers_s, full_pushes, read_recording
 from hydssp.simulation.times import Measured
 
 MAX_PUSHES = 20_000
@@ -65,8 +65,9 @@ def cluster_of(recording: Recording) -> Cluster:
     """The cluster that a run was recorded on, as far as its log tells.
 
     Computing times are replayed worker by worker, with what grant, pull and push took more or less than their means:
-    without that jitter equally fast workers would stay in step. A clock message takes the shortest time that was seen
-    (the 5 % quantile); what half of them waited beyond that is half the time between two looks of the server.
+    without that jitter equally fast workers would stay in step. From a push until the server has seen it passes the way
+    of the message and, evenly distributed, up to the time between two looks of the server; the quartiles tell both,
+    because a busy node disturbs them least.
 
     Raises:
         UserError: When a worker has pushed nothing.
@@ -80,19 +81,36 @@ def cluster_of(recording: Recording) -> Cluster:
         jitter_s = math.fsum(push[key] - mean[key] for key in mean)
         computing_s[push["w"]].append(max(0.0, push["data"] + push["compute"] + jitter_s))
     seen_s = sorted(max(0.0, push["t"] - push["at"]) for push in pushes)
-    clock_s = seen_s[len(seen_s) // 20]
+    lower_s, median_s, upper_s = (seen_s[len(seen_s) * quarter // 4] for quarter in (1, 2, 3))
+    poll_s = 2 * (upper_s - lower_s)
     apply_s = _mean(recording.apply_s)
     return Cluster(
         recording.num_workers,
         Measured(computing_s),
-        network=Network(clock_s=clock_s, grant_s=mean["grant"], pull_s=mean["pull"], push_s=mean["push"]),
+        network=Network(
+            clock_s=max(0.0, median_s - poll_s / 2),
+            grant_s=mean["grant"],
+            pull_s=mean["pull"],
+            push_s=mean["push"],
+        ),
         server=ServerCosts(
             handle_s=max(0.0, _mean(answers_s(recording)) - apply_s),
             apply_s=apply_s,
-            poll_s=2 * (seen_s[len(seen_s) // 2] - clock_s),
+            poll_s=poll_s,
         ),
         slots=recording.config["transport"]["slots"],
     )
+
+
+def measured_times(run: str) -> Measured:
+    """The computing times in the run folder ``run``.
+
+    Raises:
+        UserError: When there is no run with a complete event log, or a worker has pushed nothing.
+    """
+    times = cluster_of(read_recording("cluster.run", run)).times
+    assert isinstance(times, Measured)
+    return times
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -523,7 +523,11 @@ class Dana(Mitigation):
 
 
 class DanaGapAware(GapAware):
-    """Gap-Aware's penalised gradient enters DANA's v_i; E is the running mean square of the v_i.
+    """Gap-Aware's penalised gradient enters DANA's v_i; E is the running mean square of the steps ``gamma v_i + g``.
+
+    The server has no momentum of its own here, so that a step per unit of learning rate is what a worker's momentum and
+    look-ahead come to. With the v_i alone in E, stale gradients are damped more and digits come out worse with 32
+    workers (``benchmarks/mitigation_accuracy.py``).
 
     Memory: that of ``gap_aware`` and of ``dana``.
 
@@ -539,21 +543,33 @@ class DanaGapAware(GapAware):
         """Allocate E, the momenta and the buffers."""
         super().bind(setting)
         self._momenta = _WorkersMomenta(setting)
+        self._step = setting.scratch()
 
     def step(self, chunk: Chunk, parts: Sequence[Part]) -> None:
         """One step per gradient, all from the weights before the update."""
         a, b = chunk.start, chunk.stop
         if len(parts) == 1 and parts[0].used is None:
-            self._momenta.step(chunk, parts[0].worker, self._sum(chunk, parts), has_decay=False)
-            self._learn(chunk, 0, None)
+            self._step_and_learn(chunk, 0, parts[0], self._sum(chunk, parts), has_decay=False)
             return
         now = chunk.weights if len(parts) == 1 else self._term[: b - a].copy_(chunk.weights)
         gradient, decay = self._total[: b - a], chunk.coupled_decay / len(parts)
         self._penalty.prepare(chunk)
         for number, part in enumerate(parts):
             self._penalty.divide(chunk, part, now, decay, gradient)
-            self._momenta.step(chunk, part.worker, gradient, has_decay=True)
-            self._learn(chunk, number, None)
+            self._step_and_learn(chunk, number, part, gradient, has_decay=True)
+
+    def _step_and_learn(
+        self, chunk: Chunk, number: int, part: Part, gradient: torch.Tensor, *, has_decay: bool
+    ) -> None:
+        made = self._step[: chunk.stop - chunk.start]
+        whole = gradient
+        if chunk.coupled_decay and not has_decay:
+            whole = torch.add(gradient, chunk.weights, alpha=chunk.coupled_decay, out=made)
+        self._momenta.step(chunk, part.worker, gradient, has_decay=has_decay)
+        momentum = chunk.momentum_buffer
+        assert momentum is not None
+        torch.add(whole, momentum, alpha=float(chunk.options["momentum"]), out=made)
+        self._penalty.learn(chunk, number, made, 1.0)
 
 
 class DelayCompensated(Mitigation):

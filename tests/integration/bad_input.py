@@ -1,7 +1,8 @@
 """A hundred mistakes, each with the words that its one message must contain.
 
-Run as a program it tries all of them on 1, 3 and 5 ranks and prints a table; ``test_bad_input.py`` tries all of them in
-one process and a dozen under mpirun.
+Run as a program it tries all of them on 1, 3 and 5 ranks and prints a table, each in a start of its own;
+``test_bad_input.py`` tries all of them in one process, those that need torch in one start on 3 ranks as well, and a few
+in a start of their own.
 
     python tests/integration/bad_input.py
 """
@@ -24,6 +25,8 @@ BEFORE_TORCH = [
     (["data=imagenet"], ["data=imagenet", "digits"]),
     (["optimizer=lamb"], ["optimizer=lamb", "sgd"]),
     (["schedule=linear"], ["schedule=linear", "step"]),
+    (["mitigation=gapaware"], ["mitigation=gapaware", "did you mean gap_aware"]),
+    (["mitigation.granularity=tensor"], ["mitigation.granularity", "no such key"]),
     (["straggler=slow"], ["straggler=slow", "constant"]),
     (["transport=tcp"], ["transport=tcp", "rma"]),
     (["paradigm.s=3"], ["paradigm.s", "s_lower"]),
@@ -123,6 +126,8 @@ BEFORE_TORCH = [
     (["schedule=step", "schedule.milestones=[]"], ["schedule.milestones"]),
     (["schedule=step", "schedule.milestones=[2,1]"], ["schedule.milestones"]),
     (["schedule=step", "schedule.milestones=[1]", "schedule.gamma=2"], ["schedule.gamma=2"]),
+    (["schedule=cosine", "epochs=null", "max_updates=9"], ["schedule.epochs=None", "above 0"]),
+    (["warmup.epochs=-1"], ["warmup.epochs=-1"]),
     (["parameter_groups=[{lr:1}]"], ["parameter_groups[0]", "pattern"]),
     (["--multirun", "paradigm=bsp,asp", "run_dir=x"], ["run_dir=x", "runs_dir"]),
     # combinations without a meaning
@@ -130,6 +135,23 @@ BEFORE_TORCH = [
     (["eval.where=after", "target_accuracy=0.9"], ["eval.where=after", "target_accuracy"]),
 ]
 AFTER_TORCH = [
+    (
+        ["mitigation=gap_aware", "mitigation.granularity=row"],
+        ["mitigation.granularity=row", "element, tensor, scalar"],
+    ),
+    (["mitigation=dana", "paradigm=bsp"], ["mitigation=dana", "optimizer.nesterov=true"]),
+    (["mitigation=dana", "optimizer=adamw"], ["mitigation=dana optimizer=AdamW", "momentum above 0"]),
+    (["mitigation=dana_gap_aware", "optimizer.momentum=0"], ["mitigation=dana_gap_aware", "momentum=0"]),
+    (
+        [
+            "mitigation=gap_aware",
+            "optimizer._target_=torch.optim.RMSprop",
+            "~optimizer.nesterov",
+            "~optimizer.fused",
+        ],
+        ["mitigation=gap_aware", "RMSprop", "staleness_aware"],
+    ),
+    (["mitigation=delay_compensated", "mitigation.strength=-1"], ["mitigation.strength=-1"]),
     (["model=lenet"], ["model=lenet", "8x8"]),
     (["model._target_=torch.nn.Nothing"], ["model._target_=torch.nn.Nothing"]),
     (["model._target_=nowhere.Net"], ["model._target_=nowhere.Net"]),
@@ -171,7 +193,14 @@ AFTER_TORCH = [
     (["run_dir=/proc/run"], ["run_dir"]),
 ]
 """These need two workers to be complete otherwise; ``device`` assumes a machine without a GPU."""
-A_DOZEN = [*BEFORE_TORCH[::16], *AFTER_TORCH[::5]]
+ON_RANKS = [
+    (["data._target_=faults.data_of_one_rank_missing"], ["nowhere", "(on rank 2)"]),
+    (["model._target_=faults.model_of_another_size"], ["rank 2 has another model"]),
+    (["device=cuda"], ["device=cuda", "rank 1"]),
+    (["straggler=constant", "straggler.factors=[1,2,3]"], ["straggler.factors", "2 workers"]),
+]
+"""These need 3 ranks."""
+A_FEW = [*BEFORE_TORCH[::16], AFTER_TORCH[0], AFTER_TORCH[15]]
 
 
 def fault(result, words) -> str:
@@ -185,7 +214,7 @@ def fault(result, words) -> str:
         return "not one message"
     if "Traceback" in result.err:
         return "a traceback"
-    if (result.folder / "config.yaml").exists():
+    if result.folder.exists():
         return "left a run folder"
     return ""
 

@@ -82,10 +82,24 @@ def started(
         variables: Further environment variables.
         wrapper: A command that starts Python on each rank.
     """
-    launcher = [*mpirun(), "-np", str(ranks)] if ranks else []
-    command = [*launcher, *wrapper, sys.executable, "-m", "hydssp.train", *overrides]
+    arguments = ["-m", "hydssp.train", *overrides]
     if not any(o.startswith(("-", "run_dir=")) for o in overrides):
-        command.append(f"run_dir={folder}")
+        arguments.append(f"run_dir={folder}")
+    with python_on(ranks, arguments, folder, variables, wrapper) as process:
+        yield process
+
+
+@contextlib.contextmanager
+def python_on(
+    ranks: int,
+    arguments: Sequence[str],
+    folder: Path,
+    variables: Mapping[str, str] | None = None,
+    wrapper: Sequence[str] = (),
+) -> Iterator[subprocess.Popen[str]]:
+    """Start this Python with ``arguments``; see ``started``."""
+    launcher = [*mpirun(), "-np", str(ranks)] if ranks else []
+    command = [*launcher, *wrapper, sys.executable, *arguments]
     with subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -123,12 +137,7 @@ def train(
     """
     begun = time.monotonic()
     with started(*overrides, ranks=ranks, folder=folder, variables=variables, wrapper=wrapper) as process:
-        try:
-            out, err = process.communicate(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            out, err = process.communicate()
-            raise AssertionError(f"{process.args} did not end in {timeout_s} s\n{out}\n{err}") from None
+        out, err = ended(process, timeout_s)
     seconds = time.monotonic() - begun
     if process.returncode in (0, 75, 130):
         check_replay(folder)
@@ -143,3 +152,41 @@ def check_replay(folder: Path) -> None:
         paradigm = configuration.build_paradigm(recording.config)
         result = replay(recording, make_coordinator(paradigm, recording.num_workers))
         assert not result.differences, result.differences[:3]
+
+
+def ended(process: subprocess.Popen[str], timeout_s: float) -> tuple[str, str]:
+    """Standard output and error of a process that has to end in time."""
+    try:
+        return process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        out, err = process.communicate()
+        raise AssertionError(f"{process.args} did not end in {timeout_s} s\n{out}\n{err}") from None
+
+
+def train_series(
+    runs: Mapping[str, Sequence[str]], *, ranks: int, folder: Path, timeout_s: float = 300
+) -> dict[str, Result]:
+    """Many runs on the ranks of one launch, so that they start once; see ``series.py``.
+
+    Args:
+        runs: Overrides of each; its run folder has its name.
+        ranks: Started by mpirun.
+        folder: Of the run folders.
+        timeout_s: For all of them together.
+
+    Returns:
+        What came of each, as rank 0 said it; every other rank is asserted to have said nothing.
+    """
+    asked, answered = folder / "runs.json", folder / "results.json"
+    asked.write_text(json.dumps({name: [f"run_dir={folder / name}", *o] for name, o in runs.items()}))
+    arguments = [str(HERE / "series.py"), str(asked), str(answered)]
+    with python_on(ranks, arguments, folder / "unused") as process:
+        out, err = ended(process, timeout_s)
+    results = json.loads(answered.read_text()) if answered.exists() else {}
+    assert process.returncode == 0, f"ended with {process.returncode} after {list(results)}\n{out}\n{err}"
+    assert "hydssp" not in out + err, out + err
+    for name, (code, *_) in results.items():
+        if code in (0, 75, 130):
+            check_replay(folder / name)
+    return {name: Result(*result, folder / name) for name, result in results.items()}

@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from launching import mpirun, train
+from launching import mpirun, train, train_series
 
 from hydssp import config as configuration
 from hydssp import evaluation, task
@@ -30,23 +30,28 @@ def used(result):
     return {epoch: sorted(p) for epoch, p in positions.items()}
 
 
-@pytest.mark.parametrize("straggler", STRAGGLERS)
-def test_every_sample_once_per_epoch_under_every_straggler(tmp_path, straggler):
-    options = [f"straggler={straggler}", *STRAGGLERS[straggler], "batch_size=50", "epochs=2"]
-    if straggler != "none":
-        options.append("straggler.iteration_s=0.005")
-    paradigm = "bsp" if straggler == "rotating" else "dssp"
-    result = train(*options, f"paradigm={paradigm}", ranks=4, folder=tmp_path / "run")
-    assert result.code == 0, result.err
-    assert used(result) == {epoch: list(range(1437)) for epoch in range(2)}
-    assert result.summary["samples"] == 2 * 1437
+def test_every_sample_once_per_epoch_under_every_straggler(tmp_path):
+    runs = {}
+    for straggler, options in STRAGGLERS.items():
+        pace = [] if straggler == "none" else ["straggler.iteration_s=0.005"]
+        paradigm = "bsp" if straggler == "rotating" else "dssp"
+        runs[straggler] = [
+            f"straggler={straggler}",
+            *options,
+            *pace,
+            "batch_size=50",
+            "epochs=2",
+            f"paradigm={paradigm}",
+        ]
+    for straggler, result in train_series(runs, ranks=4, folder=tmp_path).items():
+        assert result.code == 0, (straggler, result.err)
+        assert used(result) == {epoch: list(range(1437)) for epoch in range(2)}, straggler
+        assert result.summary["samples"] == 2 * 1437, straggler
 
 
 def test_more_workers_than_batches(tmp_path):
-    for paradigm in ("bsp", "asp"):
-        result = train(
-            "batch_size=700", "epochs=1", f"paradigm={paradigm}", ranks=5, folder=tmp_path / paradigm
-        )
+    runs = {p: ["batch_size=700", "epochs=1", f"paradigm={p}"] for p in ("bsp", "asp")}
+    for result in train_series(runs, ranks=5, folder=tmp_path).values():
         assert result.code == 0, result.err
         assert result.err.count("WARNING: batch_size=700: 4 workers share 1,437 training samples") == 1
         assert used(result) == {0: list(range(1437))}
@@ -69,34 +74,58 @@ def test_shards_and_dropped_batches(tmp_path):
     assert finished[0]["t"] - start["t"] < 0.7 * result.summary["wall_s"]
 
 
-def test_loader_processes_change_nothing(tmp_path):
-    options = ["paradigm=bsp", "epochs=2", "data.augment={pad: 1, flip: true}", "eval.where=after"]
-    results = [train(*options, f"data.loader_workers={n}", ranks=3, folder=tmp_path / str(n)) for n in (0, 2)]
+RESNET = ["model=resnet", "data=synthetic", "data.shape=[3,8,8]"]
+LARGER = [
+    *RESNET,
+    "model.depth=20",
+    "data.num_samples=1000",
+    "data.num_test=300",
+    "data.separation=16",
+    "epochs=4",
+]
+SMALLER = [*RESNET, "model.depth=8", "data.num_samples=300", "data.num_test=100", "epochs=2"]
+LOADED = ["paradigm=bsp", "epochs=2", "data.augment={pad: 1, flip: true}", "eval.where=after"]
+
+
+@pytest.fixture(scope="module")
+def on_three_ranks(tmp_path_factory):
+    """What another MPI would not make different."""
+    runs = {
+        "no_loaders": [*LOADED, "data.loader_workers=0"],
+        "loaders": [*LOADED, "data.loader_workers=2"],
+        "asp": [*LARGER, "paradigm=asp", "optimizer.lr=0.1", "batch_size=20"],
+        "dssp": [*LARGER, "paradigm=dssp", "optimizer.lr=0.1", "batch_size=20"],
+        "worker0": [*SMALLER, "buffers=worker0"],
+        "recalibrate": [*SMALLER, "buffers=recalibrate"],
+        "after": ["epochs=4", "eval.where=after", "eval.targets=[0.3]"],
+        "clipped": ["optimizer.lr=1", "clip.norm=0.01", "clip.value=0.005", "epochs=3"],
+        "tensorboard": ["epochs=3", "progress_s=0.2", "tensorboard=null", "events=off"],
+        "usage": ["epochs=20", "progress_s=0.2"],
+    }
+    return train_series(runs, ranks=3, folder=tmp_path_factory.mktemp("three"), timeout_s=290)
+
+
+@pytest.mark.once
+def test_loader_processes_change_nothing(on_three_ranks):
+    results = [on_three_ranks[name] for name in ("no_loaders", "loaders")]
     assert [r.code for r in results] == [0, 0], results[1].err
     first, second = (torch.load(r.folder / "weights.pt", weights_only=True) for r in results)
     assert all((first[name] == second[name]).all() for name in first)
 
 
 @pytest.mark.parametrize("paradigm", ["asp", "dssp"])
-@pytest.mark.slow
-def test_batch_norm_learns_and_the_saved_file_gives_the_reported_number(tmp_path, paradigm):
-    result = train(
-        "model=resnet", "model.depth=20", "data=synthetic", "data.shape=[3,8,8]", "data.num_samples=1000",
-        "data.num_test=300", "data.separation=16", f"paradigm={paradigm}", "epochs=4", "optimizer.lr=0.1",
-        "batch_size=20",
-        ranks=3, folder=tmp_path / "run", timeout_s=290,
-    )  # fmt: skip
+@pytest.mark.once
+def test_batch_norm_learns_and_the_saved_file_gives_the_reported_number(on_three_ranks, paradigm):
+    result = on_three_ranks[paradigm]
     assert result.code == 0, result.err
     assert result.summary["final_accuracy"] > 0.5
     assert evaluated_again(result) == result.summary["final_accuracy"]
 
 
 @pytest.mark.parametrize("policy", ["worker0", "recalibrate"])
-def test_every_buffers_policy_can_be_reproduced(tmp_path, policy):
-    result = train(
-        "model=resnet", "model.depth=8", "data=synthetic", "data.shape=[3,8,8]", "data.num_samples=300",
-        "data.num_test=100", f"buffers={policy}", "epochs=2", ranks=3, folder=tmp_path / "run",
-    )  # fmt: skip
+@pytest.mark.once
+def test_every_buffers_policy_can_be_reproduced(on_three_ranks, policy):
+    result = on_three_ranks[policy]
     assert result.code == 0, result.err
     assert evaluated_again(result) == result.summary["final_accuracy"]
 
@@ -115,8 +144,9 @@ def evaluated_again(result):
     return accuracy
 
 
-def test_evaluation_after_training(tmp_path):
-    result = train("epochs=4", "eval.where=after", "eval.targets=[0.3]", ranks=3, folder=tmp_path / "run")
+@pytest.mark.once
+def test_evaluation_after_training(on_three_ranks):
+    result = on_three_ranks["after"]
     assert result.code == 0, result.err
     records = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
     evaluations = [r for r in records if r["kind"] == "evaluation"]
@@ -143,6 +173,7 @@ def test_a_worker_that_hangs_ends_the_job_and_is_named(tmp_path):
     assert "rank 2" in result.summary["reason"]
 
 
+@pytest.mark.once
 def test_nonfinite_gradients_can_end_the_job(tmp_path):
     result = train("optimizer.lr=1e30", "epochs=50", "nonfinite=abort", ranks=3, folder=tmp_path / "run")
     assert result.code == 1
@@ -150,26 +181,25 @@ def test_nonfinite_gradients_can_end_the_job(tmp_path):
     assert "optimizer.lr" in result.err
 
 
-def test_clipping_keeps_a_wild_rate_finite(tmp_path):
-    result = train(
-        "optimizer.lr=1", "clip.norm=0.01", "clip.value=0.005", "epochs=3", ranks=3, folder=tmp_path / "run"
-    )
+@pytest.mark.once
+def test_clipping_keeps_a_wild_rate_finite(on_three_ranks):
+    result = on_three_ranks["clipped"]
     assert result.code == 0, result.err
     assert result.summary["rejected_gradients"] == 0
     assert result.summary["final_accuracy"] > 0.5
 
 
-@pytest.mark.parametrize("ranks", [0, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(0, marks=pytest.mark.once), 3])
 def test_several_runs_in_one_start(tmp_path, ranks):
     """Hydra's multirun: one folder per item, each with a clean state, on all ranks."""
     folder = tmp_path / "runs"
     local = [] if ranks else ["transport=local", "num_workers=2"]
     result = train(
-        "--multirun", "paradigm=bsp,ssp", "seed=0,1", "epochs=2", f"runs_dir={folder}",
+        "--multirun", "paradigm=ssp,bsp", "seed=1", "epochs=2", f"runs_dir={folder}",
         f"run_dir={folder}/${{paradigm.name}}_${{seed}}", *local, ranks=ranks, folder=tmp_path / "unused",
     )  # fmt: skip
     assert result.code == 0, result.err
-    names = ["bsp_0", "bsp_1", "ssp_0", "ssp_1"]
+    names = ["bsp_1", "ssp_1"]
     assert sorted(p.name for p in folder.iterdir() if p.is_dir()) == names
     for name in names:
         assert json.loads((folder / name / "summary.json").read_text())["status"] == "done"
@@ -205,16 +235,19 @@ def test_a_mistake_in_one_of_several_runs_does_not_stop_the_others(tmp_path):
     assert (folder / "32" / "summary.json").exists()
 
 
-def test_tensorboard_files_come_from_one_writer(tmp_path):
-    pytest.importorskip("tensorboard", reason="needs tensorboard")
-    result = train("epochs=3", "progress_s=0.2", "tensorboard=true", ranks=3, folder=tmp_path / "run")
+@pytest.mark.once
+def test_tensorboard_files_come_from_one_writer_and_events_can_be_left_out(on_three_ranks):
+    result = on_three_ranks["tensorboard"]
     assert result.code == 0, result.err
+    assert not (result.folder / "events.jsonl").exists()
+    pytest.importorskip("tensorboard", reason="needs tensorboard")
     (file,) = result.folder.glob("events.out.tfevents.*")
     assert file.stat().st_size > 500
 
 
-def test_every_rank_reports_memory_and_processor_time(tmp_path):
-    result = train("epochs=20", "progress_s=0.2", ranks=3, folder=tmp_path / "run")
+@pytest.mark.once
+def test_every_rank_reports_memory_and_processor_time(on_three_ranks):
+    result = on_three_ranks["usage"]
     records = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
     last = [r for r in records if r["kind"] == "progress"][-1]
     assert len(last["memory_bytes"]) == len(last["cpu_s"]) == 2

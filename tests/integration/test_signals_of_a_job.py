@@ -63,6 +63,7 @@ def test_a_rank_is_signalled(tmp_path, to, number, code, status):
     assert out.count("Run folder:") == 1
 
 
+@pytest.mark.once
 def test_the_local_transport_can_be_interrupted(tmp_path):
     folder = tmp_path / "run"
     overrides = ["transport=local", "num_workers=2", "epochs=null", "max_time_s=100"]

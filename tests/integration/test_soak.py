@@ -13,6 +13,7 @@ def test_ten_short_runs_leave_nothing_behind(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.once
 def test_memory_is_flat_over_ten_thousand_updates(tmp_path):
     growth, figures = growth_over_updates(10_000, tmp_path)
     assert growth < 8, figures

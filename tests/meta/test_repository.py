@@ -119,11 +119,11 @@ MANDATORY = {"schedule/step": ["schedule.milestones=[10]"]}
 def test_every_configuration_composes(choice, tmp_path):
     group, name = choice.parent.as_posix(), choice.stem
     more = MANDATORY.get(f"{group}/{name}", [])
-    if name == "recorded":
+    if (choice.parent / name).as_posix() in ("paradigm/recorded", "cluster/measured"):
         run = "events: full\nparadigm: {name: asp, _target_: hydssp.coordination.paradigms.ASP}\n"
         (tmp_path / "config.yaml").write_text(run)
         (tmp_path / "events.jsonl").write_text('{"e":"start","workers":3}\n')
-        more = [f"paradigm.run={tmp_path}"]
+        more = [f"{group}.run={tmp_path}"]
     plain = compose(f"{group}={name}", *more, command="simulate")
     config.check(plain)
     assert plain[group]["name"] == name
@@ -255,3 +255,8 @@ def test_the_tests_that_the_probes_name_exist():
         if file not in sources or (name and f"def {name}(" not in sources[file])
     ]
     assert not missing
+
+
+def test_tests_that_run_inside_mpirun_are_where_the_script_looks_for_them():
+    marked = {f.parent for f in (ROOT / "tests").rglob("*.py") if re.search(r"mark[.]mpi\b", f.read_text())}
+    assert marked == {ROOT / "tests" / "contract"}

@@ -10,6 +10,7 @@ from hydssp import config as configuration
 from hydssp.coordination.paradigms import ASP, BSP, DSSP, SSP
 from hydssp.errors import UserError
 from hydssp.straggler import ConstantFactors, Rotating
+from hydssp.update.schedule import Constant, Cosine, WarmUp
 
 
 def compose_plain(*overrides):
@@ -74,12 +75,29 @@ def test_presets_are_those_of_the_code(override, expected):
         (["paradigm.cap=sometimes"], "paradigm.cap='sometimes'.*run_ahead, lead, none"),
         (["paradigm=ssp", "paradigm.s=-1"], "paradigm.s=-1"),
         (["schedule=step", "schedule.milestones=[3,1]"], "schedule.milestones"),
+        (["schedule=cosine", "epochs=null", "max_updates=9"], "schedule.epochs=None.*above 0"),
+        (["schedule=one_cycle", "schedule.peak_at=2"], "schedule.peak_at=2"),
+        (["warmup.epochs=-1"], "warmup.epochs=-1"),
+        (["warmup.epochs=1", "warmup.start=3"], "warmup.start=3.*null"),
         (["parameter_groups=[{lr:1}]"], r"parameter_groups\[0\].*pattern"),
     ],
 )
 def test_a_wrong_value_names_key_value_and_what_is_allowed(overrides, words):
     with pytest.raises(UserError, match=words):
         configuration.check(compose_plain(*overrides))
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "one_cycle"])
+def test_a_schedule_is_as_long_as_the_run(schedule):
+    config = compose_plain(f"schedule={schedule}", "epochs=7")
+    assert configuration.build_schedule(config).epochs == 7
+
+
+def test_warm_up_begins_at_one_pth_of_the_rate():
+    config = {**compose_plain("warmup.epochs=2", "schedule=cosine"), "num_workers": 4}
+    schedule = configuration.build_schedule(config)
+    assert schedule == WarmUp(Cosine(20), 2, 0.25)
+    assert configuration.build_schedule(compose_plain()) == Constant()
 
 
 def test_a_missing_value_is_named():

@@ -302,7 +302,7 @@ class Formula:
                 v = self.momentum * self.velocities.get(worker, 0.0) + term
                 self.velocities[worker] = v
                 new -= lr * (self.momentum * v + term)
-                self.learn(v)
+                self.learn(self.momentum * v + term)
         else:
             total = sum(term for _, term in terms)
             if self.optimizer == "SGD":
@@ -502,7 +502,7 @@ def test_every_other_method_goes_with_rounds_and_any_optimizer_where_it_may():
         check_mitigation(method, optimizer, is_synchronous=True)
 
 
-@pytest.mark.parametrize("build", [lambda: GapAware("elemnt"), lambda: DanaGapAware("row")])
+@pytest.mark.parametrize("build", [lambda: GapAware("elements"), lambda: DanaGapAware("row")])
 def test_unknown_granularity(build):
     with pytest.raises(UserError, match="mitigation.granularity=.*element, tensor, scalar"):
         build()

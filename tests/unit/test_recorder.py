@@ -15,6 +15,7 @@ from hydssp.observe.jsonl import read_records
 from hydssp.observe.recorder import Recorder
 from hydssp.observe.run_folder import RunFolder
 from hydssp.transport.messages import Clock, Grant, Pushed
+from hydssp.update.updater import Effect
 
 
 class Cause(enum.Enum):
@@ -58,6 +59,20 @@ def message(worker, granted_at, pushed_at, *, iteration=0, samples=10, loss=1.0,
         pushed_at=pushed_at,
         received_at=pushed_at,
     )
+
+
+class FakeBoard:
+    def __init__(self):
+        self.histograms = []
+
+    def scalars(self, prefix, record):
+        pass
+
+    def histogram(self, name, bins, *, sums, samples):
+        self.histograms.append((name, bins))
+
+    def close(self):
+        pass
 
 
 @pytest.fixture
@@ -247,6 +262,47 @@ def test_the_first_loss_is_that_of_the_initial_weights():
     later = replace(later, clock=replace(later.clock, version=1))
     recorder.push(3, later, 2.0, 1, 1, "gradient")
     assert recorder.summary(2.0, "running", "")["first_train_loss"] == 3.5
+
+
+def test_what_a_mitigation_measured_is_in_events_and_summary(folder):
+    board = FakeBoard()
+    recorder = Recorder(folder, paradigm="asp", progress_s=5.0, board=board)
+    recorder.started(0.0, 2)
+    recorder.update(
+        1.0, 1, [(0, 3, 10), (1, 0, 10)], 0.1, 0.0, [Effect(0.02, 4.0, 9.0, False), Effect(0.0, 1.0, 1.0)]
+    )
+    recorder.update(2.0, 2, [(0, 1, 10)], 0.1, 0.0, [Effect(0.04, 1.0, 2.0)])
+    recorder.tick(6.0)
+    recorder.update(7.0, 3, [(1, 1, 10)], 0.1, 0.0, [Effect(None, 2.0, 2.0)])
+    summary = recorder.summary(8.0, "done", "")
+    assert summary["gap"] == {
+        "mean": pytest.approx(0.02),
+        "max": 0.04,
+        "histogram": {"0": 1, "0.0178": 1, "0.0316": 1},
+        "approximated": 1,
+    }
+    assert summary["penalty"] == {"mean": 2.0, "max": 9.0, "histogram": {"1": 2, "1.78": 1, "3.16": 1}}
+    assert summary["staleness"]["histogram"] == {"0": 1, "1": 2, "3": 1}
+    first, _, last = [e for e in events_of(recorder) if e["e"] == "update"]
+    assert (first["gap"], first["penalty"], first["penalty_max"]) == ([0.02, 0.0], [4.0, 1.0], [9.0, 1.0])
+    assert (last["gap"], last["penalty"]) == (None, [2.0])
+    shown = {name: sum(count for *_, count in bins) for name, bins in board.histograms}
+    assert shown == {
+        "update/staleness": 3,
+        "update/gap": 3,
+        "update/penalty": 3,
+    }  # of the window that has ended
+
+
+def test_without_a_mitigation_gap_and_penalty_are_null(folder):
+    recorder = Recorder(folder, paradigm="asp")
+    recorder.started(0.0, 1)
+    recorder.update(1.0, 1, [(0, 0, 10)], 0.1, 0.0)
+    summary = recorder.summary(2.0, "done", "")
+    assert summary["gap"] == {"mean": None, "max": None, "histogram": {}, "approximated": 0}
+    assert summary["penalty"] == {"mean": None, "max": None, "histogram": {}}
+    (update,) = [e for e in events_of(recorder) if e["e"] == "update"]
+    assert (update["gap"], update["penalty"], update["penalty_max"]) == (None, None, None)
 
 
 def test_target_time_is_when_the_weights_were_the_newest(folder):

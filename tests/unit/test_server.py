@@ -16,6 +16,7 @@ from hydssp.observe.recorder import Recorder
 from hydssp.transport.local import LocalFabric
 from hydssp.transport.messages import Clock
 from hydssp.update.buffers import BufferPolicy, WorkersBuffers
+from hydssp.update.mitigation import GapAware
 from hydssp.update.schedule import Constant, LrClock
 from hydssp.update.step import ChunkedOptimizer
 
@@ -68,7 +69,9 @@ class FakeEvaluator:
 class World:
     """A server and the workers' ends; a test pushes by hand."""
 
-    def __init__(self, paradigm, num_workers=2, *, limits=NO_LIMITS, buffers=0, every=float("inf")):
+    def __init__(
+        self, paradigm, num_workers=2, *, limits=NO_LIMITS, buffers=0, every=float("inf"), mitigation=None
+    ):
         self.time = 0.0
         fabric = LocalFabric(num_workers, NUMEL, np.float32, num_buffers=buffers, clock=lambda: self.time)
         self.ends = fabric.workers
@@ -81,7 +84,7 @@ class World:
             coordinator=Coordinator(paradigm, num_workers),
             dealer=RangeDealer(100, 10, None, rounds=paradigm.is_synchronous),
             optimizer=ChunkedOptimizer(
-                self.weights, lambda g: torch.optim.SGD(g, lr=1.0), [(0, NUMEL, {})], 3
+                self.weights, lambda g: torch.optim.SGD(g, lr=1.0), [(0, NUMEL, {})], 3, mitigation=mitigation
             ),
             step_rule=server_role.StepRule(
                 Constant(),
@@ -124,6 +127,17 @@ def test_sum_of_pushes_and_mean_of_rounds():
     assert (asp.weights == -4).all()
     assert (bsp.weights == -2).all()
     assert (asp.server.version, bsp.server.version) == (2, 1)
+
+
+def test_the_updater_learns_of_each_grant_and_the_recorder_of_each_effect():
+    world = World(ASP(), mitigation=GapAware())
+    world.push(0, 1.0)
+    world.push(1, 1.0)  # computed from the weights before worker 0's
+    world.push(1, 1.0)
+    summary = world.recorder.summary(world.time, "done", "")
+    assert summary["gap"]["histogram"] == {"0": 2, "1": 1}  # lr 1: the weights had moved by 1
+    assert summary["gap"]["approximated"] == 0
+    assert (world.weights == -(1 + 0.5 + 1)).all()  # n = 1, C = 1: G = 2
 
 
 def test_a_worker_that_does_not_push_is_named_with_what_it_last_did():

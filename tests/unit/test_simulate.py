@@ -74,6 +74,18 @@ def test_a_recorded_run_replays_and_answers_what_if(tmp_path, monkeypatch, capsy
     assert "One server can take" in out
 
 
+def test_measured_times_make_a_cluster(tmp_path, monkeypatch, capsys):
+    run, again = tmp_path / "run", tmp_path / "again"
+    options = ("paradigm=asp", "epochs=0.2", "num_workers=3")
+    command(monkeypatch, capsys, *options, "cluster=machines", f"run_dir={run}")
+    measured = ("cluster=measured", f"cluster.run={run}")
+    assert command(monkeypatch, capsys, *options, *measured, f"run_dir={again}")[0] == 0
+    rates = [json.loads((folder / "summary.json").read_text())["pushes_per_s"] for folder in (run, again)]
+    assert rates[1] == pytest.approx(rates[0], rel=0.02)
+    code, _, err = command(monkeypatch, capsys, "num_workers=4", *measured)
+    assert (code, "had 3 workers" in err) == (2, True)
+
+
 def test_a_cluster_can_be_asked_for_advice_before_anything_ran(monkeypatch, capsys):
     code, out, _ = command(monkeypatch, capsys, "advise=cluster", "cluster.cv=0.01", "max_time_s=20")
     assert code == 0
@@ -97,7 +109,7 @@ def test_a_replay_that_differs_says_so(tmp_path, monkeypatch, capsys):
     [
         (["num_workers=3", "cluster.factors=[1,2]"], "2 factors for 3 workers"),
         (["cluster.iteration_s=-1"], "cluster.iteration_s=-1"),
-        (["cluster=gama"], "cluster=gama: allowed is gamma, machines"),
+        (["cluster=gama"], "cluster=gama: allowed is constant, gamma, machines"),
         (["simulate.group_size=0"], "simulate.group_size=0"),
         (["simulate.network.bandwidth=0"], "bandwidth=0"),
         (["simulate.crashes=[{worker:9,at_iteration:1}]"], "worker=9"),

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hydssp.observe.jsonl import JsonLinesWriter, read_records, to_strict
-from hydssp.observe.statistics import IntHistogram, WindowMean, WorkerStatistics, share_of_time
+from hydssp.observe.statistics import IntHistogram, LogHistogram, WindowMean, WorkerStatistics, share_of_time
 
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=200), st.floats(0.0, 1.0))
@@ -42,6 +42,48 @@ def test_histogram_as_json():
 def test_empty_accumulators_say_none():
     assert IntHistogram().to_dict() == {"mean": None, "p50": None, "p99": None, "max": None, "histogram": {}}
     assert WindowMean(3).mean is None
+
+
+def test_log_histogram_counts_by_a_quarter_of_a_decade():
+    histogram = LogHistogram()
+    for value in [0.0, 0.001, 0.0017, 0.0018, 1.0, 10.0, 1000.0, math.inf, math.nan, -1.0]:
+        histogram.add(value)
+    assert histogram.to_dict() == {
+        "mean": pytest.approx(1011.0045 / 7),
+        "max": 1000.0,
+        "histogram": {"0": 1, "0.001": 2, "0.00178": 1, "1": 1, "10": 1, "1e+03": 1},
+    }
+    edges = [edge for low, high, _ in histogram.bins() for edge in (low, high)]
+    assert edges == sorted(edges)
+
+
+SIZES = st.lists(st.one_of(st.just(0.0), st.floats(1e-9, 1e6)), max_size=50)
+
+
+@given(SIZES, SIZES)
+def test_log_histogram_covers_each_value_and_adds_up(some, others):
+    parts = []
+    for values in (some, others, some + others):
+        parts.append(LogHistogram())
+        for value in values:
+            parts[-1].add(value)
+    one, two, whole = parts
+    both = one + two
+    assert (both.counts, both.total, both.max) == (whole.counts, whole.total, whole.max)
+    for low, high, count in whole.bins():
+        inside = [
+            v for v in some + others if low <= v * (1 + 1e-9) and (v < high * (1 + 1e-9) or v == high == 0)
+        ]
+        assert len(inside) >= count
+
+
+def test_sum_of_two_histograms_is_that_of_all_values():
+    one, two = IntHistogram(), IntHistogram()
+    for value in (1, 2, 2):
+        one.add(value)
+    two.add(2)
+    assert (one + two).counts == {1: 1, 2: 3}
+    assert ((one + two).total, (one + two).sum) == (4, 7)
 
 
 def test_window_mean_weighs_forgets_and_skips_what_is_not_finite():

@@ -7,7 +7,7 @@ from torch import nn
 
 from hydssp.errors import UserError
 from hydssp.update.layout import FlatModule, ParameterLayout
-from hydssp.update.schedule import Constant, LrClock, Step, schedule_epoch
+from hydssp.update.schedule import Constant, Cosine, LrClock, OneCycle, Step, WarmUp, schedule_epoch
 from hydssp.update.step import ChunkedOptimizer, check_elementwise, check_groups, group_ranges
 from hydssp.update.updater import Contribution
 
@@ -204,6 +204,51 @@ class TestSchedule:
     def test_gamma_must_shrink(self, gamma):
         with pytest.raises(UserError, match="schedule.gamma"):
             Step([1], gamma)
+
+    def test_cosine(self):
+        schedule = Cosine(epochs=8, final=0.2)
+        assert [schedule.factor(e) for e in (0, 4, 8, 99)] == pytest.approx([1, 0.6, 0.2, 0.2])
+        assert schedule.factor(2) == pytest.approx(0.2 + 0.8 * (1 + 2**-0.5) / 2)
+
+    def test_one_cycle_is_that_of_torch(self):
+        optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0, momentum=0.9)
+        theirs = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1.0, total_steps=101)
+        ours = OneCycle(epochs=10.0, peak_at=0.3)
+        for step in range(101):
+            # torch's peak lies at step 0.3 * total_steps - 1
+            share = step / 29.3 * 3 if step < 29.3 else 3 + (step - 29.3) / (100 - 29.3) * 7
+            assert ours.factor(share) == pytest.approx(optimizer.param_groups[0]["lr"], abs=1e-9)
+            optimizer.step()
+            if step < 100:
+                theirs.step()
+        assert ours.factor(20) == pytest.approx(4e-6)
+
+    def test_warm_up_rises_to_the_other_schedule(self):
+        schedule = WarmUp(Step([1, 5], 0.5), epochs=2, start=0.25)
+        factors = [schedule.factor(e) for e in (0, 0.5, 1, 2, 4, 5)]
+        assert factors == pytest.approx([0.25, 0.4375, 0.5 * 0.625, 0.5, 0.5, 0.25])
+
+    @pytest.mark.parametrize(
+        ("make", "words"),
+        [
+            (lambda: Cosine(None), "schedule.epochs=None.*epochs=null"),
+            (lambda: Cosine(0), "schedule.epochs=0"),
+            (lambda: Cosine(float("inf")), "schedule.epochs=inf"),
+            (lambda: Cosine(5, final=2), "schedule.final=2"),
+            (lambda: Cosine(5, final=float("nan")), "schedule.final=nan"),
+            (lambda: OneCycle(-1), "schedule.epochs=-1"),
+            (lambda: OneCycle(5, peak_at=1), "schedule.peak_at=1"),
+            (lambda: OneCycle(5, peak_at=0), "schedule.peak_at=0"),
+            (lambda: OneCycle(5, start=1.5), "schedule.start=1.5"),
+            (lambda: OneCycle(5, final=-1), "schedule.final=-1"),
+            (lambda: WarmUp(Constant(), -1, 0.5), "warmup.epochs=-1"),
+            (lambda: WarmUp(Constant(), float("nan"), 0.5), "warmup.epochs=nan"),
+            (lambda: WarmUp(Constant(), 1, 2), "warmup.start=2"),
+        ],
+    )
+    def test_senseless_schedules_are_refused(self, make, words):
+        with pytest.raises(UserError, match=words):
+            make()
 
     def test_clocks_agree_in_rounds_and_part_in_asynchronous_runs(self):
         def epochs(samples, updates, worker_clock):
