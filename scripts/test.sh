@@ -69,9 +69,9 @@ mpi() {
 }
 
 launch() {
-    stage launch 3000 "$repository/.venv/bin/python" -m pytest -q -m launch \
+    stage launch 3000 "$repository/.venv/bin/python" -m pytest -q -m launch --durations=15 \
         --junitxml="$results/launch.xml" tests
-    stage launch-mpich 2400 "$repository/.venv-mpich/bin/python" -m pytest -q -m 'launch and not once' \
+    stage launch-mpich 2400 "$repository/.venv-mpich/bin/python" -m pytest -q -m "launch and not once" --durations=15 \
         --junitxml="$results/launch-mpich.xml" tests
 }
 

@@ -45,7 +45,8 @@ class ServerCosts:
     Attributes:
         handle_s: Seconds per push: message, decision, grant.
         apply_s: Seconds per update.
-        poll_s: An idle server looks for messages once in this time, and handles together what it finds; 0: at once.
+        poll_s: Longest pause between two looks of an idle server, which handles together what it finds; it begins with
+            shorter ones. 0: no pause.
     """
 
     handle_s: float = 0.0

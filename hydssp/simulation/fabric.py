@@ -28,6 +28,8 @@ from hydssp.server import Server
 from hydssp.simulation.cluster import Cluster
 from hydssp.transport.messages import Clock, Grant, Pushed
 
+_DOUBLINGS = 4
+"""From the shortest pause of an idle server to its longest, about as in ``transport.backoff``."""
 # Kinds of events. A number and not an Enum: they are compared a few million times.
 _GRANTED, _PULLED, _COMPUTED, _RECEIVED, _FAILED, _LIMIT, _SERVER = range(7)
 
@@ -90,6 +92,17 @@ class _Pool:
 
     def give_back(self, array: np.ndarray) -> None:
         self._free.append(array)
+
+
+def _backed_off(idle_s: float, poll_s: float) -> float:
+    """When a server that became idle looks for what came ``idle_s`` after that: pauses double up to ``poll_s``."""
+    if idle_s <= 0 or not poll_s:
+        return max(0.0, idle_s)
+    shortest = poll_s / (1 << _DOUBLINGS)
+    grown = shortest * ((1 << _DOUBLINGS) - 1)
+    if idle_s <= grown:
+        return shortest * ((1 << math.ceil(math.log2(idle_s / shortest + 1))) - 1)
+    return grown + math.ceil((idle_s - grown) / poll_s) * poll_s
 
 
 class Fabric:
@@ -329,9 +342,8 @@ class Fabric:
             if at < self._server_free_at or (poll_s and kind != _SERVER) or (agenda and agenda[0][0] <= at):
                 if not is_due:
                     is_due = True
-                    idle_s = max(0.0, at - self._server_free_at)
-                    polls = math.ceil(idle_s / poll_s) * poll_s if poll_s else idle_s
-                    self._plan(max(at, self._server_free_at + polls), _SERVER, None)
+                    looks_after_s = _backed_off(at - self._server_free_at, poll_s)
+                    self._plan(max(at, self._server_free_at + looks_after_s), _SERVER, None)
                 continue
             server.step()
             self._server_free_at = self._time
