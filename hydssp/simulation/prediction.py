@@ -20,6 +20,7 @@ from hydssp.simulation.clocks import run_clocks
 from hydssp.simulation.cluster import Cluster, Network, ServerCosts
 from hydssp.simulation.recording import Recording, answers_s, full_pushes, read_recording
 from hydssp.simulation.times import Measured
+from hydssp.transport.backoff import SLEEP_MAX_S
 
 MAX_PUSHES = 20_000
 """Of one prediction: some seconds of computing."""
@@ -82,7 +83,7 @@ def cluster_of(recording: Recording) -> Cluster:
         computing_s[push["w"]].append(max(0.0, push["data"] + push["compute"] + jitter_s))
     seen_s = sorted(max(0.0, push["t"] - push["at"]) for push in pushes)
     lower_s, median_s, upper_s = (seen_s[len(seen_s) * quarter // 4] for quarter in (1, 2, 3))
-    poll_s = 2 * (upper_s - lower_s)
+    poll_s = min(2 * (upper_s - lower_s), SLEEP_MAX_S)  # a busy node spreads them further than any pause
     apply_s = _mean(recording.apply_s)
     return Cluster(
         recording.num_workers,
