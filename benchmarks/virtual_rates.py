@@ -46,8 +46,8 @@ def rate(paradigm, factors, duration, straggler, seed) -> tuple[float, int]:
     recorder.started(0.0, len(factors))
     dealer = RangeDealer(1 << 40, 1, rounds=paradigm.is_synchronous)
     limits = Limits(max_time_s=duration)
-    _, now = run_clocks(cluster, Coordinator(paradigm, len(factors)), dealer, limits, recorder)
-    summary = recorder.summary(now, "done", "")
+    ended = run_clocks(cluster, Coordinator(paradigm, len(factors)), dealer, limits, recorder)
+    summary = recorder.summary(ended.at, "done", "")
     return summary["pushes_per_s"], summary["staleness"]["max"]
 
 

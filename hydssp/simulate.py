@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from hydssp.abort import guard
 from hydssp.errors import TrainingError, UserError
 from hydssp.launcher import Launch
+from hydssp.signals import INTERRUPTED, PREEMPTED, StopRequest
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from hydssp.observe.run_folder import RunFolder
     from hydssp.simulation.cluster import Cluster
     from hydssp.simulation.prediction import Figures
+    from hydssp.simulation.recording import Recording
 
 OK, ERROR, USAGE = 0, 1, 2
 
@@ -55,6 +57,16 @@ class Simulations:
             if plain["replay"] is not None and plain["advise"] is not None:
                 raise UserError(
                     f"replay={plain['replay']} advise={plain['advise']}: allowed is one of the two"
+                )
+            if config.build_paradigm(plain).recording is not None:
+                raise UserError(
+                    f"paradigm={plain['paradigm']['name']}: a recorded order is forced on real ranks, and a simulation "
+                    "has its own; look at the run with replay=FOLDER, or take its times with cluster=measured"
+                )
+            if plain["replay"] is not None and names_group("num_workers"):
+                raise UserError(
+                    f"num_workers={plain['num_workers']}: replay={plain['replay']} has the workers that were recorded; "
+                    "leave num_workers out"
                 )
             code = _choose(plain, names_group("paradigm"))(plain)
         except UserError as error:
@@ -93,7 +105,8 @@ def build_cluster(config: dict[str, Any], numel: int, itemsize: int = 4) -> Clus
         times = Grouped(times, described["group_size"], described["allreduce_s"])
     crashes = []
     for number, crash in enumerate(described["crashes"]):
-        if not isinstance(crash, dict) or set(crash) - {f.name for f in fields(Crash)}:
+        known = {f.name for f in fields(Crash)}
+        if not isinstance(crash, dict) or not {"worker", "at_iteration"} <= set(crash) <= known:
             allowed = "{worker: 2, at_iteration: 100, detected_after_s: 10}"
             raise UserError(f"simulate.crashes[{number}]={crash}: allowed is a mapping such as {allowed}")
         crashes.append(Crash(**crash))
@@ -158,19 +171,22 @@ def simulate_clocks(config: dict[str, Any]) -> int:
         batch_size=config["batch_size"],
         simulated=True,
     )
+    recorder.write_summary(0.0, "running", "the run has not ended", is_durable=False)
     began_at = time.monotonic()
     try:
-        ended_by, now = run_clocks(cluster, coordinator, dealer, limits, recorder)
+        with StopRequest() as stop:
+            ended = run_clocks(cluster, coordinator, dealer, limits, recorder, lambda: stop.code)
     except TrainingError as error:
         recorder.write_summary(0.0, "failed", str(error))
         recorder.close()
         raise
     spent_s = time.monotonic() - began_at
-    reason = f"reached {ended_by or 'epochs'}, in virtual time, computed in {spent_s:.1f} s"
-    summary = recorder.write_summary(now, "done", reason)
+    reason = f"reached {ended.by or 'epochs'}, in virtual time, computed in {spent_s:.1f} s"
+    status = {OK: "done", PREEMPTED: "preempted", INTERRUPTED: "interrupted"}[ended.exit_code]
+    summary = recorder.write_summary(ended.at, status, reason)
     recorder.close()
     print_summary(summary, folder.path)
-    return OK
+    return ended.exit_code
 
 
 def train(config: dict[str, Any]) -> int:
@@ -182,7 +198,6 @@ def train(config: dict[str, Any]) -> int:
     from hydssp import job
     from hydssp import task as tasks
     from hydssp.config import claim_run_folder
-    from hydssp.signals import StopRequest
     from hydssp.simulation.fabric import Fabric
     from hydssp.simulation.gradients import Gradients, ImmediateEvaluator
     from hydssp.update.buffers import ModuleBuffers
@@ -247,7 +262,7 @@ def replay(config: dict[str, Any]) -> int:
     print(
         f"{recording.path}: {recording.config['paradigm']['name']}, {recording.num_workers} workers: "
         f"{result.num_calls} calls with {result.num_pushes} pushes replayed, {result.num_releases} releases and "
-        f"{result.num_holds} holds compared"
+        f"{result.num_holds} holds compared{_cut_off(recording)}"
     )
     if result.differences:
         print("\n".join(result.differences[:10]))
@@ -265,25 +280,31 @@ def what_if(config: dict[str, Any]) -> int:
     from hydssp.simulation.recording import read_recording, read_summary
 
     recording = read_recording("replay", config["replay"])
-    recorded = read_summary(recording)
-    cluster = cluster_of(recording)
-    duration_s = recorded["wall_s"]
+    cluster, duration_s = cluster_of(recording), recording.duration_s
 
     def simulated(paradigm: Paradigm) -> Figures:
         return Figures.of(predict(cluster, paradigm, duration_s))
 
     label, own = config["paradigm"]["name"], recording.config["paradigm"]["name"]
+    # The summary of a run whose log is cut off tells of another span of time.
+    recorded = [Figures.of(read_summary(recording))] if recording.is_complete else []
     rows = [
-        (f"{own}, as recorded", Figures.of(recorded)),
+        *((f"{own}, as recorded", figures) for figures in recorded),
         (f"{own}, simulated", simulated(configuration.build_paradigm(recording.config))),
         (f"{label}, simulated", simulated(configuration.build_paradigm(config))),
     ]
     print(
-        f"{recording.path}: {recording.num_workers} workers, {duration_s:.1f} s, {len(recording.pushes)} pushes\n"
+        f"{recording.path}: {recording.num_workers} workers, {duration_s:.1f} s, {len(recording.pushes)} pushes"
+        f"{_cut_off(recording)}\n"
     )
     print_table((*HEAD, "paradigm"), [(*figures_in_words(figures), name) for name, figures in rows])
-    print("\nHow far the first two rows differ tells how far the third can be trusted.")
+    if recorded:
+        print("\nHow far the first two rows differ tells how far the third can be trusted.")
     return OK
+
+
+def _cut_off(recording: Recording) -> str:
+    return "" if recording.is_complete else "; its log is cut off and does not go to the end of the run"
 
 
 HEAD = ("pushes/s", "waiting", "staleness", "99 %", "max")
@@ -305,7 +326,7 @@ def advise(config: dict[str, Any]) -> int:
     from hydssp.observe.progress import print_table
     from hydssp.simulation import advice
     from hydssp.simulation.prediction import cluster_of
-    from hydssp.simulation.recording import read_recording, read_summary
+    from hydssp.simulation.recording import read_recording
 
     if config["advise"] == "cluster":
         cluster = build_cluster(config, config["simulate"]["num_parameters"])
@@ -313,8 +334,8 @@ def advise(config: dict[str, Any]) -> int:
         what = "the cluster described"
     else:
         recording = read_recording("advise", config["advise"])
-        cluster, duration_s = cluster_of(recording), read_summary(recording)["wall_s"]
-        what = f"{recording.path} ({recording.config['paradigm']['name']})"
+        cluster, duration_s = cluster_of(recording), recording.duration_s
+        what = f"{recording.path} ({recording.config['paradigm']['name']}){_cut_off(recording)}"
     result = advice.advise(cluster, duration_s)
     print(f"{what}: {cluster.num_workers} workers, every paradigm simulated\n")
     rows = [(*figures_in_words(r.figures), f"{r.speedup:.2f}", r.override) for r in result.ranking]

@@ -6,6 +6,7 @@ One job: connect the parts and give back the summary. Knows no torch and no Hydr
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -39,9 +40,28 @@ class NoUpdate:
         return ()
 
 
+class Ended(NamedTuple):
+    """How a run ended.
+
+    Attributes:
+        by: Why it ended early; "" if it did not.
+        exit_code: What a signal asked for, else 0.
+        at: When its last worker left, seconds.
+    """
+
+    by: str
+    exit_code: int
+    at: float
+
+
 def run_clocks(
-    cluster: Cluster, coordinator: Coordinator, dealer: Dealer, limits: Limits, recorder: Recorder
-) -> tuple[str, float]:
+    cluster: Cluster,
+    coordinator: Coordinator,
+    dealer: Dealer,
+    limits: Limits,
+    recorder: Recorder,
+    stop_code: Callable[[], int] = lambda: 0,
+) -> Ended:
     """Simulate until every worker has left.
 
     Args:
@@ -50,9 +70,10 @@ def run_clocks(
         dealer: Deals batch ranges, made for the cluster's number of workers.
         limits: When to end early, in virtual time.
         recorder: Told of everything, ``started`` already at time 0.
+        stop_code: The exit code that a signal wants, 0 for none.
 
     Returns:
-        Why the run ended early, "" if it did not; and when its last worker left, seconds.
+        How the run ended.
 
     Raises:
         TrainingError: When a limit that means failure is passed.
@@ -68,6 +89,7 @@ def run_clocks(
         evaluate_every=np.inf,
         recorder=recorder,
         limits=limits,
+        stop_code=stop_code,
     )
     fabric.run(server, limits.max_time_s)
-    return server.ended_by, fabric.now()
+    return Ended(server.ended_by, server.exit_code, fabric.now())

@@ -137,7 +137,7 @@ def predict(
     recorder.started(0.0, cluster.num_workers)
     dealer = RangeDealer(_ENDLESS, 1, rounds=paradigm.is_synchronous)
     updates = MAX_PUSHES // (cluster.num_workers if paradigm.is_synchronous else 1)
-    ended_by, now = run_clocks(
+    ended = run_clocks(
         cluster, coordinator, dealer, Limits(max_time_s=max_time_s, max_updates=max(1, updates)), recorder
     )
-    return recorder.summary(now, "done", f"reached {ended_by}")
+    return recorder.summary(ended.at, "done", f"reached {ended.by}")

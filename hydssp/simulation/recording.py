@@ -50,7 +50,7 @@ class Recording:
         calls: Of the coordinator, in order.
         pushes: All push records, in order.
         apply_s: Seconds of each update.
-        ended_early: Whether it ended by something else than its epochs.
+        is_complete: Whether the log goes to the run's end.
     """
 
     path: Path
@@ -59,7 +59,12 @@ class Recording:
     calls: list[Call]
     pushes: list[dict[str, Any]]
     apply_s: list[float]
-    ended_early: bool
+    is_complete: bool
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds from the first grant to the last push."""
+        return float(self.pushes[-1]["t"] - self.calls[0].now) if self.pushes else 0.0
 
 
 def read_recording(key: str, path: str) -> Recording:
@@ -90,12 +95,14 @@ def read_recording(key: str, path: str) -> Recording:
 
 def _read(folder: RunFolder, config: dict[str, Any]) -> Recording:
     records = read_records(folder.events)
-    start = next(records)
+    start = next(records, None)
+    if start is None:
+        raise ValueError("it is empty")
     calls: list[Call] = []
     pushes: list[dict[str, Any]] = []
     apply_s: list[float] = []
     active = set(range(start["workers"]))
-    group, ended_early = -1, False
+    group, is_complete = -1, False
     for record in records:
         kind = record["e"]
         if kind == "push":
@@ -115,7 +122,6 @@ def _read(folder: RunFolder, config: dict[str, Any]) -> Recording:
         elif kind == "update":
             apply_s.append(record["apply_s"])
         elif kind == "finish":
-            ended_early = ended_early or record["why"] != "epochs"
             # Workers whose last push said so have left with it; the others were told to go.
             if leaving := active.intersection(record["w"]):
                 calls.append(Call("finish", record["t"], workers=sorted(leaving)))
@@ -125,7 +131,9 @@ def _read(folder: RunFolder, config: dict[str, Any]) -> Recording:
                 calls.append(Call("failure", record["t"]))
             calls[-1].workers.append(record["w"])
             active.discard(record["w"])
-    return Recording(folder.path, config, start["workers"], calls, pushes, apply_s, ended_early)
+        elif kind == "end":
+            is_complete = True
+    return Recording(folder.path, config, start["workers"], calls, pushes, apply_s, is_complete)
 
 
 def read_summary(recording: Recording) -> dict[str, Any]:

@@ -26,7 +26,7 @@ def recording(*pushes, groups=None):
         told = [Push(pushes[i][0], 1.5 + number) for i in group]
         calls.append(Call("pushes", 2.0 + number, told))
     records = [{"w": w, "it": it, "v": v, "n": 8} for w, it, v in pushes]
-    return Recording(Path("run"), dict(CONFIG), 2, calls, records, [0.1] * len(groups), False)
+    return Recording(Path("run"), dict(CONFIG), 2, calls, records, [0.1] * len(groups), True)
 
 
 class World:

@@ -114,6 +114,8 @@ def test_a_replay_that_differs_says_so(tmp_path, monkeypatch, capsys):
         (["simulate.network.bandwidth=0"], "bandwidth=0"),
         (["simulate.crashes=[{worker:9,at_iteration:1}]"], "worker=9"),
         (["simulate.crashes=[3]"], "simulate.crashes[0]=3"),
+        (["simulate.crashes=[{worker:2}]"], "at_iteration"),
+        (["replay=run", "num_workers=3"], "leave num_workers out"),
         (["replay=/nowhere"], "replay=/nowhere: not a run folder"),
         (["replay=a", "advise=b"], "allowed is one of the two"),
         (["target_accuracy=0.9"], "simulate.train=true"),
@@ -128,6 +130,47 @@ def test_a_mistake_is_one_message(tmp_path, monkeypatch, capsys, overrides, word
     assert err.count("hydssp:") == 1
     assert "Traceback" not in err
     assert not list(tmp_path.iterdir())
+
+
+def test_a_recorded_order_is_not_for_simulations(tmp_path, monkeypatch, capsys):
+    run = tmp_path / "run"
+    command(monkeypatch, capsys, "epochs=0.01", f"run_dir={run}")
+    for train in ("false", "true"):
+        options = ("paradigm=recorded", f"paradigm.run={run}", f"simulate.train={train}")
+        code, _, err = command(monkeypatch, capsys, *options, f"run_dir={tmp_path / 'again'}")
+        assert (code, "forced on real ranks" in err) == (2, True)
+
+
+def test_a_log_that_is_cut_off_is_told_so(tmp_path, monkeypatch, capsys):
+    run = tmp_path / "run"
+    command(monkeypatch, capsys, "paradigm=asp", "epochs=0.5", f"run_dir={run}")
+    text = (run / "events.jsonl").read_text()
+    (run / "events.jsonl").write_text(text[: len(text) // 2])
+    for options in ((), ("paradigm=ssp",)):
+        code, out, _ = command(monkeypatch, capsys, f"replay={run}", *options)
+        assert (code, "its log is cut off" in out, "as recorded" in out) == (0, True, False)
+    assert "its log is cut off" in command(monkeypatch, capsys, f"advise={run}")[1]
+    (run / "events.jsonl").write_text("")
+    code, _, err = command(monkeypatch, capsys, f"replay={run}")
+    assert (code, "it is empty" in err) == (2, True)
+
+
+def test_an_interrupted_simulation_ends_in_order(tmp_path):
+    options = ["epochs=1000", "num_workers=64", "events=off", "run_dir=run"]
+    code = (
+        "import signal, sys, threading, os\n"
+        f"sys.argv[1:] = {options}\n"
+        "from hydssp import simulate\n"
+        "threading.Timer(4, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+        "sys.exit(simulate.main())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 130, done.stderr
+    assert "Traceback" not in done.stderr
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["status"] == "interrupted"
 
 
 def test_several_processes_are_refused(monkeypatch, capsys):

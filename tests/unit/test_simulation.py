@@ -44,8 +44,8 @@ def simulate(cluster, paradigm, *, pushes=None, limits=None, folder=None, label=
     recorder = Recorder(folder, paradigm=label)
     recorder.started(0.0, cluster.num_workers)
     dealer = RangeDealer(pushes or 1 << 40, 1, 1, rounds=paradigm.is_synchronous)
-    ended_by, now = run_clocks(cluster, coordinator, dealer, limits, recorder)
-    summary = recorder.write_summary(now, "done", ended_by)
+    ended = run_clocks(cluster, coordinator, dealer, limits, recorder)
+    summary = recorder.write_summary(ended.at, "done", ended.by)
     recorder.close()
     return summary
 
