@@ -158,10 +158,14 @@ def test_a_log_that_is_cut_off_is_told_so(tmp_path, monkeypatch, capsys):
 def test_an_interrupted_simulation_ends_in_order(tmp_path):
     options = ["epochs=1000", "num_workers=64", "events=off", "run_dir=run"]
     code = (
-        "import signal, sys, threading, os\n"
+        "import os, signal, sys, threading, time\n"
         f"sys.argv[1:] = {options}\n"
         "from hydssp import simulate\n"
-        "threading.Timer(4, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+        "def interrupt():\n"
+        "    while not os.path.exists('run/summary.json'): time.sleep(0.05)\n"  # it has begun
+        "    time.sleep(1)\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "threading.Thread(target=interrupt, daemon=True).start()\n"
         "sys.exit(simulate.main())"
     )
     done = subprocess.run(
