@@ -176,8 +176,7 @@ def simulate_clocks(config: dict[str, Any]) -> int:
     try:
         with StopRequest() as stop:
             ended = run_clocks(cluster, coordinator, dealer, limits, recorder, lambda: stop.code)
-    except TrainingError as error:
-        recorder.write_summary(0.0, "failed", str(error))
+    except TrainingError:
         recorder.close()
         raise
     spent_s = time.monotonic() - began_at

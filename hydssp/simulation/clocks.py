@@ -12,6 +12,7 @@ import numpy as np
 
 from hydssp.coordination.coordinator import Coordinator
 from hydssp.coordination.ranges import Dealer
+from hydssp.errors import TrainingError
 from hydssp.observe.recorder import Recorder
 from hydssp.server import Limits, Server, StepRule
 from hydssp.simulation.cluster import Cluster
@@ -76,7 +77,7 @@ def run_clocks(
         How the run ended.
 
     Raises:
-        TrainingError: When a limit that means failure is passed.
+        TrainingError: When a limit that means failure is passed; the summary is written then.
     """
     fabric = Fabric(cluster, TimesOnly())
     server = Server(
@@ -91,5 +92,9 @@ def run_clocks(
         limits=limits,
         stop_code=stop_code,
     )
-    fabric.run(server, limits.max_time_s)
+    try:
+        fabric.run(server, limits.max_time_s)
+    except TrainingError as error:
+        recorder.write_summary(fabric.now(), "failed", str(error))
+        raise
     return Ended(server.ended_by, server.exit_code, fabric.now())

@@ -184,17 +184,16 @@ class Fabric:
         """See ``ServerTransport``; an update takes its time here."""
         assert self._opened is not None
         previous, self._newest = self._newest, self._newest + 1
-        if self.numel:
-            self._weights[self._newest] = self._opened
-            self._needed[self._newest] = 1
-            if previous >= 0:
-                self._time += self._cluster.server.apply_s
-                self._release(previous)
-            self.versions_kept_max = max(self.versions_kept_max, len(self._weights))
-            return
-        self._pool.give_back(self._opened)
         if previous >= 0:
             self._time += self._cluster.server.apply_s
+        if not self.numel:
+            self._pool.give_back(self._opened)
+            return
+        self._weights[self._newest] = self._opened
+        self._needed[self._newest] = 1
+        if previous >= 0:
+            self._release(previous)
+        self.versions_kept_max = max(self.versions_kept_max, len(self._weights))
 
     def gradient(self, worker: int) -> np.ndarray:
         """See ``ServerTransport``."""

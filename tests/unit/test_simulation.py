@@ -44,10 +44,11 @@ def simulate(cluster, paradigm, *, pushes=None, limits=None, folder=None, label=
     recorder = Recorder(folder, paradigm=label)
     recorder.started(0.0, cluster.num_workers)
     dealer = RangeDealer(pushes or 1 << 40, 1, 1, rounds=paradigm.is_synchronous)
-    ended = run_clocks(cluster, coordinator, dealer, limits, recorder)
-    summary = recorder.write_summary(ended.at, "done", ended.by)
-    recorder.close()
-    return summary
+    try:
+        ended = run_clocks(cluster, coordinator, dealer, limits, recorder)
+        return recorder.write_summary(ended.at, "done", ended.by)
+    finally:
+        recorder.close()
 
 
 class TestTimes:
@@ -171,10 +172,13 @@ class TestOrderOfEvents:
         assert summary["failures"][0]["worker"] == 1
         assert summary["failures"][0]["t"] == pytest.approx(25)
 
-    def test_a_crash_that_nobody_notices_ends_at_the_stall_limit(self):
+    def test_a_crash_that_nobody_notices_ends_at_the_stall_limit(self, tmp_path):
         cluster = Cluster(2, Gamma(1.0, 0.0), crashes=(Crash(1, 5, detected_after_s=1e6),))
+        folder = new_folder(tmp_path)
         with pytest.raises(TrainingError, match="stall_limit_s=30"):
-            simulate(cluster, ASP(), limits=Limits(stall_s=30.0))
+            simulate(cluster, ASP(), limits=Limits(stall_s=30.0), folder=folder)
+        summary = json.loads(folder.summary.read_text())
+        assert (summary["status"], summary["wall_s"] > 30) == ("failed", True)
 
     @pytest.mark.parametrize("paradigm", PARADIGMS.values(), ids=PARADIGMS)
     def test_every_sample_is_used_and_nobody_waits_for_ever(self, paradigm):
