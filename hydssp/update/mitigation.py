@@ -200,6 +200,10 @@ class _Velocity:
         return (noted.sub_(chunk.weights), 1.0 / chunk.lr) if chunk.lr else None
 
 
+Position = Callable[[Chunk, Part], torch.Tensor]
+"""Where a gradient is applied, on a chunk: the gap is this less the weights that it was computed from."""
+
+
 class _Penalty(ABC):
     """G = 1 + gap/C, at one granularity. E is the running mean square of the velocity, C = lr_max (RMS + 1e-8)."""
 
@@ -207,7 +211,7 @@ class _Penalty(ABC):
     LEAST = 1e-8
 
     @abstractmethod
-    def begin(self, parts: Sequence[Part], progress: Callable[[], None]) -> None:
+    def begin(self, parts: Sequence[Part], position: Position, progress: Callable[[], None]) -> None:
         """An update begins; learning rates are set."""
 
     @abstractmethod
@@ -215,7 +219,9 @@ class _Penalty(ABC):
         """Gradients of this chunk are about to be divided."""
 
     @abstractmethod
-    def divide(self, chunk: Chunk, part: Part, now: torch.Tensor, decay: float, out: torch.Tensor) -> None:
+    def divide(
+        self, chunk: Chunk, part: Part, now: torch.Tensor, position: Position, decay: float, out: torch.Tensor
+    ) -> None:
         """Set ``out`` to ``(weight * gradient + decay * now) / G`` on the chunk."""
 
     @abstractmethod
@@ -247,7 +253,7 @@ class _ElementPenalty(_Penalty):
         self._one = torch.ones((), dtype=setting.dtype)
         self._has_unit = False
 
-    def begin(self, parts: Sequence[Part], progress: Callable[[], None]) -> None:
+    def begin(self, parts: Sequence[Part], position: Position, progress: Callable[[], None]) -> None:
         """Nothing: each chunk stands for itself."""
 
     def prepare(self, chunk: Chunk) -> None:
@@ -267,7 +273,9 @@ class _ElementPenalty(_Penalty):
             self._lr_max[i] = chunk.lr
             self._least[i].fill_(chunk.lr * self.LEAST)
 
-    def divide(self, chunk: Chunk, part: Part, now: torch.Tensor, decay: float, out: torch.Tensor) -> None:
+    def divide(
+        self, chunk: Chunk, part: Part, now: torch.Tensor, position: Position, decay: float, out: torch.Tensor
+    ) -> None:
         """See the base."""
         a, b = chunk.start, chunk.stop
         gradient, is_plain = part.gradient[a:b], part.weight == 1.0 and not decay
@@ -275,7 +283,7 @@ class _ElementPenalty(_Penalty):
             gradient = torch.mul(gradient, part.weight, out=out)
             gradient.add_(now, alpha=decay)
         if part.used is not None:
-            gap = torch.sub(now, part.used[a:b], out=self._gap[: b - a])
+            gap = torch.sub(position(chunk, part), part.used[a:b], out=self._gap[: b - a])
             part.gap_square_sum += float(torch.dot(gap, gap))
             if self._has_unit:
                 penalty = torch.addcdiv(self._one, gap.abs_(), self._unit[: b - a], out=gap)
@@ -320,7 +328,7 @@ class _BlockPenalty(_Penalty):
         self._penalties: dict[int, list[float]] = {}
         self._new: dict[int, list[float]] = {}
 
-    def begin(self, parts: Sequence[Part], progress: Callable[[], None]) -> None:
+    def begin(self, parts: Sequence[Part], position: Position, progress: Callable[[], None]) -> None:
         """The penalty of every block for every gradient that is not fresh."""
         num_blocks = len(self._sizes)
         for chunk, segments in zip(self._chunks, self._segments, strict=True):
@@ -333,7 +341,7 @@ class _BlockPenalty(_Penalty):
             squares = [0.0] * num_blocks
             for chunk, segments in zip(self._chunks, self._segments, strict=True):
                 a, b = chunk.start, chunk.stop
-                gap = torch.sub(chunk.weights, part.used[a:b], out=self._gap[: b - a])
+                gap = torch.sub(position(chunk, part), part.used[a:b], out=self._gap[: b - a])
                 for start, stop, block in segments:
                     piece = gap[start - a : stop - a]
                     squares[block] += float(torch.dot(piece, piece))
@@ -356,7 +364,9 @@ class _BlockPenalty(_Penalty):
     def prepare(self, chunk: Chunk) -> None:
         """Nothing: all is known since ``begin``."""
 
-    def divide(self, chunk: Chunk, part: Part, now: torch.Tensor, decay: float, out: torch.Tensor) -> None:
+    def divide(
+        self, chunk: Chunk, part: Part, now: torch.Tensor, position: Position, decay: float, out: torch.Tensor
+    ) -> None:
         """See the base."""
         penalties = self._penalties.get(part.worker)
         for start, stop, block in self._segments[chunk.number]:
@@ -436,7 +446,10 @@ class GapAware(Mitigation):
 
     def begin(self, parts: Sequence[Part], progress: Callable[[], None]) -> None:
         """Blocks look at their gap beforehand."""
-        self._penalty.begin(parts, progress)
+        self._penalty.begin(parts, self._position, progress)
+
+    def _position(self, chunk: Chunk, part: Part) -> torch.Tensor:
+        return chunk.weights
 
     def step(self, chunk: Chunk, parts: Sequence[Part]) -> None:
         """Divide each gradient, sum, step, and learn how far that went."""
@@ -456,7 +469,8 @@ class GapAware(Mitigation):
         decay = chunk.coupled_decay / len(parts)
         self._penalty.prepare(chunk)
         for number, part in enumerate(parts):
-            self._penalty.divide(chunk, part, chunk.weights, decay, term if number else total)
+            out = term if number else total
+            self._penalty.divide(chunk, part, chunk.weights, self._position, decay, out)
             if number:
                 total.add_(term)
         return total
@@ -482,9 +496,13 @@ class _WorkersMomenta:
         for chunk in setting.chunks:
             chunk.options["nesterov"] = True
 
+    def of(self, worker: int, chunk: Chunk) -> torch.Tensor:
+        """The momentum of ``worker`` on ``chunk``, in place."""
+        return self._momenta[worker, chunk.start : chunk.stop]
+
     def step(self, chunk: Chunk, worker: int, gradient: torch.Tensor, *, has_decay: bool) -> None:
         """``v_i <- gamma v_i + g``, then ``weights <- weights - lr (gamma v_i + g)``: Nesterov's step on this v."""
-        chunk.momentum_buffer = self._momenta[worker, chunk.start : chunk.stop]
+        chunk.momentum_buffer = self.of(worker, chunk)
         chunk.step(gradient, has_decay=has_decay)
 
 
@@ -523,13 +541,16 @@ class Dana(Mitigation):
 
 
 class DanaGapAware(GapAware):
-    """Gap-Aware's penalised gradient enters DANA's v_i; E is the running mean square of the steps ``gamma v_i + g``.
+    """Gap-Aware's penalised gradient enters DANA's v_i; E is the running mean square of the v_i.
 
-    The server has no momentum of its own here, so that a step per unit of learning rate is what a worker's momentum and
-    look-ahead come to. With the v_i alone in E, stale gradients are damped more and digits come out worse with 32
-    workers (``benchmarks/mitigation_accuracy.py``).
+    The weights here are those after the look-ahead: what DANA calls the master's parameters, less ``lr gamma`` times
+    the sum of all v_j, which is where it expects them to be when the gradient comes back. So a gradient was computed
+    from the expectation, and is applied where the others' momenta have in fact led: the gap is the weights now, plus
+    ``lr gamma`` times the sum of the other workers' v_j, less the weights used. It contains what was not foreseen, the
+    gradients that came in between, but not the momentum that was. A worker's own v_i is its Nesterov's look-ahead and
+    no gap, so that with one worker nothing is divided.
 
-    Memory: that of ``gap_aware`` and of ``dana``.
+    Memory: that of ``gap_aware`` and of ``dana``, and the sum of the momenta, one value per element.
 
     Args:
         granularity: As in ``GapAware``.
@@ -540,36 +561,53 @@ class DanaGapAware(GapAware):
     is_for_rounds = False
 
     def bind(self, setting: Setting) -> None:
-        """Allocate E, the momenta and the buffers."""
+        """Allocate E, the momenta, their sum and the buffers."""
         super().bind(setting)
         self._momenta = _WorkersMomenta(setting)
-        self._step = setting.scratch()
+        self._sum_of_momenta = setting.zeros(setting.numel)
+        self._applied_at = setting.scratch()
+
+    def _position(self, chunk: Chunk, part: Part) -> torch.Tensor:
+        return self._place(
+            chunk, part.worker, chunk.weights, self._sum_of_momenta[chunk.start : chunk.stop]
+        )
+
+    def _place(self, chunk: Chunk, worker: int, now: torch.Tensor, momenta: torch.Tensor) -> torch.Tensor:
+        reach = chunk.lr * float(chunk.options["momentum"])
+        place = torch.add(now, momenta, alpha=reach, out=self._applied_at[: chunk.stop - chunk.start])
+        return place.sub_(self._momenta.of(worker, chunk), alpha=reach)
 
     def step(self, chunk: Chunk, parts: Sequence[Part]) -> None:
-        """One step per gradient, all from the weights before the update."""
-        a, b = chunk.start, chunk.stop
-        if len(parts) == 1 and parts[0].used is None:
-            self._step_and_learn(chunk, 0, parts[0], self._sum(chunk, parts), has_decay=False)
-            return
-        now = chunk.weights if len(parts) == 1 else self._term[: b - a].copy_(chunk.weights)
-        gradient, decay = self._total[: b - a], chunk.coupled_decay / len(parts)
+        """One step per gradient, all from the weights and momenta before the update."""
+        size = chunk.stop - chunk.start
+        if len(parts) == 1:
+            (part,) = parts
+            if part.used is None:
+                self._step_and_learn(chunk, 0, part, self._sum(chunk, parts), has_decay=False)
+                return
+            now, position = chunk.weights, self._position
+        else:
+            now = self._term[:size].copy_(chunk.weights)
+            momenta = self._sum_of_momenta[chunk.start : chunk.stop].clone()
+
+            def position(chunk: Chunk, part: Part) -> torch.Tensor:
+                return self._place(chunk, part.worker, now, momenta)
+
+        gradient, decay = self._total[:size], chunk.coupled_decay / len(parts)
         self._penalty.prepare(chunk)
         for number, part in enumerate(parts):
-            self._penalty.divide(chunk, part, now, decay, gradient)
+            self._penalty.divide(chunk, part, now, position, decay, gradient)
             self._step_and_learn(chunk, number, part, gradient, has_decay=True)
 
     def _step_and_learn(
         self, chunk: Chunk, number: int, part: Part, gradient: torch.Tensor, *, has_decay: bool
     ) -> None:
-        made = self._step[: chunk.stop - chunk.start]
-        whole = gradient
-        if chunk.coupled_decay and not has_decay:
-            whole = torch.add(gradient, chunk.weights, alpha=chunk.coupled_decay, out=made)
+        total = self._sum_of_momenta[chunk.start : chunk.stop]
+        momentum = self._momenta.of(part.worker, chunk)
+        total.sub_(momentum)
         self._momenta.step(chunk, part.worker, gradient, has_decay=has_decay)
-        momentum = chunk.momentum_buffer
-        assert momentum is not None
-        torch.add(whole, momentum, alpha=float(chunk.options["momentum"]), out=made)
-        self._penalty.learn(chunk, number, made, 1.0)
+        total.add_(momentum)
+        self._penalty.learn(chunk, number, momentum, 1.0)
 
 
 class DelayCompensated(Mitigation):

@@ -148,6 +148,44 @@ def test_dana_vector():
         assert trainer.weights.item() == expected
 
 
+def test_dana_gap_aware_finds_no_gap_where_its_look_ahead_comes_true():
+    # gamma 0.5, lr 1: v_0 = 2 moves the weights to -3 and lets expect another 1 of way. Worker 0 is granted that and
+    # goes on with v_0 = 1 and no new gradient: u = 0.5, which was foreseen, so that worker 1's gap is what was not.
+    trainer = Trainer(DanaGapAware(), maker("SGD", lr=1.0, momentum=0.5), [0.0], num_workers=2)
+    trainer.push({0: [2.0]})
+    trainer.grant(1)
+    trainer.push({0: [0.0]})
+    assert trainer.weights.item() == -3.5
+    (effect,) = trainer.push({1: [4.0]})
+    assert effect.gap == 0
+    assert effect.penalty_max == 1
+
+
+def test_dana_gap_aware_is_the_form_in_which_the_master_sends_where_it_will_be():
+    """DANA-Zero's master with Gap-Aware: it keeps theta, and sends theta less lr gamma times the sum of the momenta."""
+    lr, gamma, workers = 0.1, 0.9, 5
+    draw, rng = random.Random(0), np.random.default_rng(0)
+    theta = rng.normal(size=NUMEL)
+    trainer = Trainer(DanaGapAware(), maker("SGD", lr=lr, momentum=gamma), theta, num_workers=workers)
+    momenta, sent = np.zeros((workers, NUMEL)), [theta.copy() for _ in range(workers)]
+    mean_square = np.zeros(NUMEL)
+    latest = 0
+    for n in range(60):
+        worker, gradient = draw.randrange(workers), rng.normal(size=NUMEL)
+        if n and worker != latest:
+            gap = np.abs(theta - lr * gamma * momenta[worker] - sent[worker])
+            gradient_made = gradient / (1 + gap / (lr * (np.sqrt(mean_square / (1 - 0.999**n)) + 1e-8)))
+        else:
+            gradient_made = gradient
+        momenta[worker] = gamma * momenta[worker] + gradient_made
+        theta = theta - lr * momenta[worker]
+        mean_square = 0.999 * mean_square + 0.001 * momenta[worker] ** 2
+        sent[worker] = theta - lr * gamma * momenta.sum(axis=0)
+        latest = worker
+        trainer.push({worker: gradient})
+        np.testing.assert_allclose(trainer.weights.numpy(), sent[worker], rtol=1e-9, atol=1e-12)
+
+
 def test_delay_compensated_vector():
     _, after, effect = two_pushes(DelayCompensated(), [0.0], [2.0], [3.0], maker("SGD", lr=1.0))
     # now -2, used 0: 3 + 0.04 * 9 * (-2) = 2.28
@@ -256,8 +294,10 @@ class Formula:
             return TENSORS
         return [(0, NUMEL)] if self.granularity == "scalar" else [(i, i + 1) for i in range(NUMEL)]
 
-    def penalty(self, used):
+    def penalty(self, used, lr, worker):
         now, out = self.versions[-1], np.ones(NUMEL)
+        if self.method == "dana_gap_aware":
+            now = now + lr * self.momentum * sum(v for w, v in self.velocities.items() if w != worker)
         if not self.n or not self.lr_max:
             return out
         for a, b in self.blocks():
@@ -287,7 +327,7 @@ class Formula:
             if self.method == "staleness_aware":
                 term = g / tau / mean + coupled * now / len(group)
             if self.method in ("gap_aware", "dana_gap_aware"):
-                term = term / self.penalty(used)
+                term = term / (1 if used is now else self.penalty(used, lr, worker))
             if self.method == "delay_compensated":
                 term = g + 0.04 * g * g * (now - used) + coupled * now / len(group)
             if self.method == "adaptive":
@@ -302,7 +342,7 @@ class Formula:
                 v = self.momentum * self.velocities.get(worker, 0.0) + term
                 self.velocities[worker] = v
                 new -= lr * (self.momentum * v + term)
-                self.learn(self.momentum * v + term)
+                self.learn(v)
         else:
             total = sum(term for _, term in terms)
             if self.optimizer == "SGD":
