@@ -159,9 +159,11 @@ class Run:
         pieces = f" x {config['accumulate']}" if config["accumulate"] > 1 else ""
         if config["local_steps"] > 1:
             pieces += f", {config['local_steps']} local steps"
+        formats = task.describe_formats(config)
         return (
             f"hydssp: {config['paradigm']['name']}, {config['num_workers']} workers, "
             f"{task.describe(config, self.task)}, batch {config['batch_size']}{pieces} per worker, {step}"
+            f"{', ' if formats else ''}{formats}"
         )
 
     def describe(self, worker: int) -> str:

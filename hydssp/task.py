@@ -188,6 +188,24 @@ def describe(config: dict[str, Any], task: Task) -> str:
     )
 
 
+def describe_formats(config: dict[str, Any]) -> str:
+    """What computing and travelling in less than the weights' own precision there is, in words; empty: none."""
+    wire = config["wire"]
+    pushed = {
+        "none": "" if wire["push"] == "fp32" else wire["push"],
+        "topk": f"top-k, {wire['ratio']:g} of the elements",
+        "quantize": f"{wire['bits']} bits",
+    }[wire["compression"]]
+    if pushed and wire["error_feedback"] and wire["compression"] == "none":
+        pushed += " with error feedback"
+    found = {
+        "computed in": "" if config["precision"] == "fp32" else config["precision"],
+        "pushed as": pushed,
+        "pulled as": "" if wire["pull"] == "fp32" else wire["pull"],
+    }
+    return ", ".join(f"{what} {how}" for what, how in found.items() if how)
+
+
 def batch_note(num_samples: int, batch_size: int, num_workers: int, num_batches: int = 1) -> str:
     """What to say of a batch size that the training data cannot give every worker; empty: nothing.
 

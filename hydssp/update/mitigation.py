@@ -568,9 +568,7 @@ class DanaGapAware(GapAware):
         self._applied_at = setting.scratch()
 
     def _position(self, chunk: Chunk, part: Part) -> torch.Tensor:
-        return self._place(
-            chunk, part.worker, chunk.weights, self._sum_of_momenta[chunk.start : chunk.stop]
-        )
+        return self._place(chunk, part.worker, chunk.weights, self._sum_of_momenta[chunk.start : chunk.stop])
 
     def _place(self, chunk: Chunk, worker: int, now: torch.Tensor, momenta: torch.Tensor) -> torch.Tensor:
         reach = chunk.lr * float(chunk.options["momentum"])

@@ -99,6 +99,7 @@ def test_digits_over_a_bf16_wire_in_half_the_bytes(tmp_path, transport):
     assert summary["final_accuracy"] >= 0.94
     assert summary["bytes"]["pushed"] == 2 * 4810 * summary["pushes"]
     assert summary["bytes"]["pulled"] == 2 * 4810 * (summary["pushes"] + summary["pull_retries"])
+    assert "computed in bf16, pushed as bf16 with error feedback, pulled as bf16" in result.out
 
 
 @pytest.mark.parametrize(

@@ -84,3 +84,17 @@ def test_a_batch_size_that_is_too_large_for_the_data_is_told(num_samples, num_wo
 def test_a_push_of_several_batches_needs_as_many_samples():
     assert not task.batch_note(96, 32, 3)
     assert "batch_size=8 or less" in task.batch_note(96, 32, 3, num_batches=4)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ([], ""),
+        (["precision=bf16", "wire.pull=fp16"], "computed in bf16, pulled as fp16"),
+        (["wire.push=bf16", "wire.error_feedback=true"], "pushed as bf16 with error feedback"),
+        (["wire.compression=topk", "wire.ratio=0.02"], "pushed as top-k, 0.02 of the elements"),
+        (["wire.compression=quantize", "wire.bits=8"], "pushed as 8 bits"),
+    ],
+)
+def test_formats_are_told(overrides, words):
+    assert task.describe_formats(compose_plain(*overrides)) == words
