@@ -39,8 +39,10 @@ METHODS: dict[str, Callable[[], Mitigation]] = {
     "gap_aware": GapAware,
     "gap_aware, tensor": lambda: GapAware("tensor"),
     "gap_aware, scalar": lambda: GapAware("scalar"),
+    "gap_aware, compiled": lambda: GapAware(compiled=True),
     "dana": Dana,
     "dana_gap_aware": DanaGapAware,
+    "dana_gap_aware, compiled": lambda: DanaGapAware(compiled=True),
     "delay_compensated": DelayCompensated,
     "delay_compensated, adaptive": lambda: DelayCompensated(adaptive=True),
 }

@@ -263,12 +263,14 @@ def make_optimizer(config: dict[str, Any]) -> MakeOptimizer:
     check_groups(make, groups)
     if config["local_steps"] > 1:
         _check_local_steps(config, make([{"params": [torch.nn.Parameter(torch.zeros(1))]}]))
+    mitigation = make_mitigation(config)
     check_mitigation(
-        make_mitigation(config),
+        mitigation,
         make([{"params": [torch.nn.Parameter(torch.zeros(1))]}]),
         groups,
         is_synchronous=configuration.build_paradigm(config).is_synchronous,
     )
+    mitigation.probe(getattr(torch, config["dtype"]))
     return make
 
 

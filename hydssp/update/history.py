@@ -64,15 +64,14 @@ class VersionHistory:
         return self._copies.get(nearest), False
 
     def begin_update(self, workers: list[int]) -> None:
-        """An update from the gradients of ``workers`` begins; each chunk goes through ``keep`` before its change."""
+        """An update from the gradients of ``workers`` begins; each chunk goes to its ``room`` before its change."""
         mine = sum(self._granted.get(w) == self.version for w in workers)
         if self._num_computing.get(self.version, 0) > mine:
             self._being_copied = self._free.pop() if self._free else torch.empty_like(self._weights)
 
-    def keep(self, start: int, stop: int) -> None:
-        """Copy elements ``[start, stop)`` of the weights if somebody still computes on this version."""
-        if self._being_copied is not None:
-            self._being_copied[start:stop].copy_(self._weights[start:stop])
+    def room(self, start: int, stop: int) -> torch.Tensor | None:
+        """Where elements ``[start, stop)`` are to be copied before they change; None: nobody needs this version."""
+        return None if self._being_copied is None else self._being_copied[start:stop]
 
     def end_update(self, workers: list[int]) -> None:
         """The update is made; ``workers`` compute no more on what they were granted."""

@@ -27,6 +27,7 @@ import numpy as np
 import torch
 
 from hydssp.errors import UserError
+from hydssp.update import kernel
 from hydssp.update.chunk import Chunk
 from hydssp.update.updater import Effect
 
@@ -101,6 +102,7 @@ class Mitigation:
         uses_old_weights: It compares with the weights that a gradient was computed from.
         optimizers: What it is defined for, in words; None: any.
         is_for_rounds: It has a meaning where all gradients of a round are averaged.
+        is_compiled: It uses a compiled kernel, which contains SGD's momentum.
     """
 
     name: ClassVar[str] = "none"
@@ -108,6 +110,14 @@ class Mitigation:
     uses_old_weights: ClassVar[bool] = False
     optimizers: ClassVar[str | None] = None
     is_for_rounds: ClassVar[bool] = True
+    is_compiled: bool = False
+
+    def probe(self, dtype: torch.dtype) -> None:
+        """Find out whether what the method needs beside torch is there, for weights of ``dtype``.
+
+        Raises:
+            UserError: When it is not.
+        """
 
     def bind(self, setting: Setting) -> None:
         """Allocate what the method needs; once, before the first update."""
@@ -121,8 +131,20 @@ class Mitigation:
     def begin(self, parts: Sequence[Part], progress: Callable[[], None]) -> None:
         """An update begins, learning rates are set; ``progress`` is to be called after a chunk's worth of work."""
 
-    def step(self, chunk: Chunk, parts: Sequence[Part]) -> None:
-        """Make the update's step on one chunk."""
+    def step(self, chunk: Chunk, parts: Sequence[Part], kept: torch.Tensor | None = None) -> None:
+        """Make the update's step on one chunk.
+
+        Args:
+            chunk: Its weights change.
+            parts: The gradients.
+            kept: Where the chunk's weights as they are now must be copied to, [n]; None: nowhere.
+        """
+        if kept is not None:
+            kept.copy_(chunk.weights)
+        self._step(chunk, parts)
+
+    def _step(self, chunk: Chunk, parts: Sequence[Part]) -> None:
+        """The same, when nothing need be kept any more."""
         chunk.step(self._sum(chunk, parts))
 
     def end(self, parts: Sequence[Part]) -> list[Effect]:
@@ -256,22 +278,37 @@ class _ElementPenalty(_Penalty):
     def begin(self, parts: Sequence[Part], position: Position, progress: Callable[[], None]) -> None:
         """Nothing: each chunk stands for itself."""
 
-    def prepare(self, chunk: Chunk) -> None:
-        """C on the chunk."""
+    def square(self, chunk: Chunk) -> torch.Tensor:
+        """E on the chunk, divided by the scale."""
+        return self._square[chunk.start : chunk.stop]
+
+    def unit(self, chunk: Chunk) -> tuple[float, float] | None:
+        """``(root, least)`` with which C is ``root * sqrt(square) + least``; None: there is no C yet."""
         i = chunk.number
         self._note_rate(i, chunk)
-        self._has_unit = bool(self._num_steps[i] and self._lr_max[i])
-        if self._has_unit:
-            unit = torch.sqrt(
-                self._square[chunk.start : chunk.stop], out=self._unit[: chunk.stop - chunk.start]
-            )
-            per_root = self._lr_max[i] * math.sqrt(self._scale[i] / (1.0 - self.DECAY ** self._num_steps[i]))
-            torch.add(self._least[i], unit, alpha=per_root, out=unit)
+        self._rescale(i, chunk)
+        if not self._num_steps[i] or not self._lr_max[i]:
+            return None
+        root = self._lr_max[i] * math.sqrt(self._scale[i] / (1.0 - self.DECAY ** self._num_steps[i]))
+        return root, self._lr_max[i] * self.LEAST
+
+    def prepare(self, chunk: Chunk) -> None:
+        """C on the chunk."""
+        unit = self.unit(chunk)
+        self._has_unit = unit is not None
+        if unit is not None:
+            out = torch.sqrt(self.square(chunk), out=self._unit[: chunk.stop - chunk.start])
+            torch.add(self._least[chunk.number], out, alpha=unit[0], out=out)
 
     def _note_rate(self, i: int, chunk: Chunk) -> None:
         if chunk.lr > self._lr_max[i]:
             self._lr_max[i] = chunk.lr
             self._least[i].fill_(chunk.lr * self.LEAST)
+
+    def _rescale(self, i: int, chunk: Chunk) -> None:
+        if self._scale[i] < self.RESCALE_BELOW:
+            self.square(chunk).mul_(self._scale[i])
+            self._scale[i] = 1.0
 
     def divide(
         self, chunk: Chunk, part: Part, now: torch.Tensor, position: Position, decay: float, out: torch.Tensor
@@ -297,15 +334,17 @@ class _ElementPenalty(_Penalty):
 
     def learn(self, chunk: Chunk, number: int, velocity: torch.Tensor, factor: float) -> None:
         """See the base."""
+        share = self.count_step(chunk)
+        self.square(chunk).addcmul_(velocity, velocity, value=share * factor * factor)
+
+    def count_step(self, chunk: Chunk) -> float:
+        """One more step enters E; returns the factor on its squares in the scaled form."""
         i = chunk.number
         self._note_rate(i, chunk)
-        square = self._square[chunk.start : chunk.stop]
-        if self._scale[i] < self.RESCALE_BELOW:
-            square.mul_(self._scale[i])
-            self._scale[i] = 1.0
+        self._rescale(i, chunk)
         self._scale[i] *= self.DECAY
-        square.addcmul_(velocity, velocity, value=(1.0 - self.DECAY) / self._scale[i] * factor * factor)
         self._num_steps[i] += 1
+        return (1.0 - self.DECAY) / self._scale[i]
 
     def end(self) -> None:
         """Nothing."""
@@ -416,9 +455,11 @@ class GapAware(Mitigation):
     Args:
         granularity: One G per ``element``, per ``tensor`` or one for all (``scalar``), the latter two from root mean
             squares.
+        compiled: Updates from single gradients, SGD's step included, are made by one compiled kernel, see ``kernel``.
+            For ``element`` and SGD with momentum. The results are the same but for rounding.
 
     Raises:
-        UserError: When the granularity is none of these.
+        UserError: When the granularity is none of these, or not for a kernel.
     """
 
     name = "gap_aware"
@@ -426,10 +467,16 @@ class GapAware(Mitigation):
     uses_old_weights = True
     optimizers = KNOWN
 
-    def __init__(self, granularity: str = "element") -> None:
+    def __init__(self, granularity: str = "element", *, compiled: bool = False) -> None:
         if granularity not in GRANULARITIES:
             raise UserError(f"mitigation.granularity={granularity}: allowed is {', '.join(GRANULARITIES)}")
+        if compiled and granularity != "element":
+            raise UserError(
+                f"mitigation.compiled=true mitigation.granularity={granularity}: there is a kernel for "
+                "granularity=element only; set mitigation.compiled=false, or leave the granularity at element"
+            )
         self._granularity = granularity
+        self.is_compiled = compiled
 
     def bind(self, setting: Setting) -> None:
         """Allocate E and the buffers."""
@@ -451,7 +498,56 @@ class GapAware(Mitigation):
     def _position(self, chunk: Chunk, part: Part) -> torch.Tensor:
         return chunk.weights
 
-    def step(self, chunk: Chunk, parts: Sequence[Part]) -> None:
+    def probe(self, dtype: torch.dtype) -> None:
+        """Compile."""
+        if self.is_compiled:
+            kernel.probe(dtype, is_dana=False)
+
+    def step(self, chunk: Chunk, parts: Sequence[Part], kept: torch.Tensor | None = None) -> None:
+        """See the base; by the kernel where there is one and the update is one for it."""
+        if not self.is_compiled or not self._step_at_once(chunk, parts, kept):
+            super().step(chunk, parts, kept)
+
+    def _step_at_once(self, chunk: Chunk, parts: Sequence[Part], kept: torch.Tensor | None) -> bool:
+        """Make the step by the kernel, if it is one for it: whether that was done."""
+        part, penalty, size = parts[0], self._penalty, chunk.stop - chunk.start
+        assert isinstance(penalty, _ElementPenalty)
+        velocity, momenta = self._velocity_of(chunk, part.worker)
+        if len(parts) > 1 or part.used is None or velocity is None or (unit := penalty.unit(chunk)) is None:
+            return False
+        options = chunk.options
+        sign = -1.0 if options["maximize"] else 1.0
+        numbers = kernel.Numbers(
+            lr=chunk.lr,
+            momentum=float(options["momentum"]),
+            weight=sign * part.weight,
+            decay=sign * chunk.coupled_decay,
+            root=unit[0],
+            least=unit[1],
+            learn=penalty.count_step(chunk),
+        )
+        found = kernel.compiled()(
+            chunk.weights,
+            part.used[chunk.start : chunk.stop],
+            part.gradient[chunk.start : chunk.stop],
+            penalty.square(chunk),
+            velocity,
+            momenta,
+            self._term[:size] if kept is None else kept,
+            torch.tensor(numbers, dtype=chunk.weights.dtype),
+            bool(options["nesterov"]),
+        )
+        squares, penalties, largest = found.tolist()
+        part.gap_square_sum += squares
+        part.penalty_sum += penalties
+        part.penalty_max = max(part.penalty_max, largest)
+        return True
+
+    def _velocity_of(self, chunk: Chunk, worker: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """The momentum buffer, if there is one yet; and the sum of all workers', if there is one for each."""
+        return chunk.momentum_buffer, None
+
+    def _step(self, chunk: Chunk, parts: Sequence[Part]) -> None:
         """Divide each gradient, sum, step, and learn how far that went."""
         has_decay = any(part.used is not None for part in parts)
         total = self._penalised_sum(chunk, parts) if has_decay else self._sum(chunk, parts)
@@ -527,7 +623,7 @@ class Dana(Mitigation):
         super().bind(setting)
         self._momenta = _WorkersMomenta(setting)
 
-    def step(self, chunk: Chunk, parts: Sequence[Part]) -> None:
+    def _step(self, chunk: Chunk, parts: Sequence[Part]) -> None:
         """One step per gradient, all from the weights before the update."""
         if len(parts) == 1:
             self._momenta.step(chunk, parts[0].worker, self._sum(chunk, parts), has_decay=False)
@@ -554,11 +650,17 @@ class DanaGapAware(GapAware):
 
     Args:
         granularity: As in ``GapAware``.
+        compiled: As in ``GapAware``.
     """
 
     name = "dana_gap_aware"
     optimizers = MOMENTUM
     is_for_rounds = False
+
+    def probe(self, dtype: torch.dtype) -> None:
+        """Compile."""
+        if self.is_compiled:
+            kernel.probe(dtype, is_dana=True)
 
     def bind(self, setting: Setting) -> None:
         """Allocate E, the momenta, their sum and the buffers."""
@@ -566,6 +668,9 @@ class DanaGapAware(GapAware):
         self._momenta = _WorkersMomenta(setting)
         self._sum_of_momenta = setting.zeros(setting.numel)
         self._applied_at = setting.scratch()
+
+    def _velocity_of(self, chunk: Chunk, worker: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        return self._momenta.of(worker, chunk), self._sum_of_momenta[chunk.start : chunk.stop]
 
     def _position(self, chunk: Chunk, part: Part) -> torch.Tensor:
         return self._place(chunk, part.worker, chunk.weights, self._sum_of_momenta[chunk.start : chunk.stop])
@@ -575,7 +680,7 @@ class DanaGapAware(GapAware):
         place = torch.add(now, momenta, alpha=reach, out=self._applied_at[: chunk.stop - chunk.start])
         return place.sub_(self._momenta.of(worker, chunk), alpha=reach)
 
-    def step(self, chunk: Chunk, parts: Sequence[Part]) -> None:
+    def _step(self, chunk: Chunk, parts: Sequence[Part]) -> None:
         """One step per gradient, all from the weights and momenta before the update."""
         size = chunk.stop - chunk.start
         if len(parts) == 1:
@@ -586,10 +691,10 @@ class DanaGapAware(GapAware):
             now, position = chunk.weights, self._position
         else:
             now = self._term[:size].copy_(chunk.weights)
-            momenta = self._sum_of_momenta[chunk.start : chunk.stop].clone()
+            before = self._sum_of_momenta[chunk.start : chunk.stop].clone()
 
             def position(chunk: Chunk, part: Part) -> torch.Tensor:
-                return self._place(chunk, part.worker, now, momenta)
+                return self._place(chunk, part.worker, now, before)
 
         gradient, decay = self._total[:size], chunk.coupled_decay / len(parts)
         self._penalty.prepare(chunk)
@@ -646,7 +751,7 @@ class DelayCompensated(Mitigation):
         if self._is_adaptive:
             self._mean_square = setting.zeros(setting.numel)
 
-    def step(self, chunk: Chunk, parts: Sequence[Part]) -> None:
+    def _step(self, chunk: Chunk, parts: Sequence[Part]) -> None:
         """Compensate each gradient, sum, step."""
         if self._is_adaptive:
             mean_square = self._mean_square[chunk.start : chunk.stop]
@@ -721,12 +826,13 @@ def check_mitigation(
             f"mitigation={name} optimizer={kind.__module__}.{kind.__qualname__}: not defined for it; allowed with "
             f"{name} is {mitigation.optimizers}; any optimizer goes with mitigation=none and staleness_aware"
         )
-    if mitigation.optimizers != MOMENTUM:
+    if mitigation.optimizers != MOMENTUM and not mitigation.is_compiled:
         return
+    said = f"{name} mitigation.compiled=true" if mitigation.is_compiled else name
     for options in [optimizer.defaults, *({**optimizer.defaults, **group} for group in groups)]:
         if kind is not torch.optim.SGD or not options["momentum"] > 0 or options["dampening"] != 0:
             shown = ", ".join(f"{key}={options[key]}" for key in ("momentum", "dampening") if key in options)
             raise UserError(
-                f"mitigation={name} optimizer={kind.__name__}{f' with {shown}' if shown else ''}: a form of SGD's "
-                f"momentum; allowed with {name} is {mitigation.optimizers}"
+                f"mitigation={said} optimizer={kind.__name__}{f' with {shown}' if shown else ''}: a form of SGD's "
+                f"momentum; allowed with {said} is {MOMENTUM}"
             )

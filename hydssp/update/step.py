@@ -231,9 +231,8 @@ class ChunkedOptimizer:
         self._set_rate(lr_factor * self._mitigation.weigh(parts))
         self._mitigation.begin(parts, lambda: after_chunk(0, 0))
         for chunk in self._chunks:
-            if history is not None:
-                history.keep(chunk.start, chunk.stop)
-            self._mitigation.step(chunk, parts)
+            kept = history.room(chunk.start, chunk.stop) if history is not None else None
+            self._mitigation.step(chunk, parts, kept)
             after_chunk(chunk.start, chunk.stop)
         if history is not None:
             history.end_update(workers)

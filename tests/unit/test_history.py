@@ -24,7 +24,8 @@ class World:
     def update(self, workers):
         self.history.begin_update(workers)
         for a in (0, 4, 8):
-            self.history.keep(a, min(a + 4, 10))
+            if (room := self.history.room(a, min(a + 4, 10))) is not None:
+                room.copy_(self.weights[a : a + 4])
             self.weights[a : a + 4] += 1
         self.history.end_update(workers)
         for worker in workers:

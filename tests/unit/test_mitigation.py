@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import random
+import shutil
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 
 from hydssp.errors import UserError
+from hydssp.update import kernel
 from hydssp.update.mitigation import (
     Dana,
     DanaGapAware,
@@ -24,6 +27,9 @@ from hydssp.update.updater import Contribution, Effect
 
 NUMEL = 23
 TENSORS = [(0, 5), (5, 6), (6, 20), (20, 23)]
+
+
+COMPILING = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 
 
 def nothing(start, stop):
@@ -407,6 +413,43 @@ def test_formula_with_sgd(method, form, largest_group):
     follow(trainer, formula, num_workers=5, largest_group=largest_group)
 
 
+@COMPILING
+@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")
+@pytest.mark.parametrize("form", ["momentum", "nesterov", "decay"])
+@pytest.mark.parametrize(("method", "make"), [("gap_aware", GapAware), ("dana_gap_aware", DanaGapAware)])
+def test_formula_of_the_compiled_kernel(method, make, form):
+    options = SGD_FORMS[form]
+    start = np.random.default_rng(1).normal(size=NUMEL)
+    mitigation = make(compiled=True)
+    mitigation.probe(torch.float64)
+    trainer = Trainer(mitigation, maker("SGD", **options), start, num_workers=5)
+    formula = Formula(
+        method, "SGD", start, lr=0.1, momentum=0.9, nesterov=options.get("nesterov", False),
+        decay=options.get("weight_decay", 0.0),
+    )  # fmt: skip
+    follow(trainer, formula, num_workers=5, largest_group=2, zero_lr_at=(0, 7))
+
+
+@COMPILING
+@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")
+@pytest.mark.parametrize("make", [GapAware, DanaGapAware])
+def test_the_compiled_kernel_keeps_old_weights_and_tells_the_same(make, monkeypatch):
+    calls = Mock(wraps=kernel.compiled())
+    monkeypatch.setattr(kernel, "compiled", lambda: calls)
+    start = np.random.default_rng(1).normal(size=NUMEL)
+    trainers = [
+        Trainer(make(compiled=c), maker("SGD", momentum=0.9, maximize=True), start, num_workers=3)
+        for c in (False, True)
+    ]
+    rng = np.random.default_rng(0)
+    for update in range(12):
+        gradient = rng.normal(size=NUMEL)
+        eager, compiled = (trainer.push({update % 3: gradient})[0] for trainer in trainers)
+        assert compiled == pytest.approx(eager)
+    assert eager.gap > 0
+    assert calls.call_count == 4 * 11  # chunks of all pushes but the first, which finds no gap
+
+
 @pytest.mark.parametrize("method", ["none", "staleness_aware", "gap_aware", "delay_compensated", "adaptive"])
 @pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW"])
 def test_formula_without_momentum_and_with_adam(method, name):
@@ -519,6 +562,21 @@ def test_combinations_without_a_meaning_are_refused(method, make, words):
     optimizer = make([torch.nn.Parameter(torch.zeros(1))])
     with pytest.raises(UserError, match=words):
         check_mitigation(method, optimizer)
+
+
+def test_what_is_not_for_the_kernel_is_refused(monkeypatch):
+    with pytest.raises(UserError, match=r"compiled=true mitigation.granularity=tensor"):
+        GapAware("tensor", compiled=True)
+    for make in (maker("SGD"), maker("Adam")):
+        optimizer = make([{"params": [torch.nn.Parameter(torch.zeros(1))]}])
+        with pytest.raises(UserError, match=r"mitigation=gap_aware mitigation.compiled=true optimizer="):
+            check_mitigation(GapAware(compiled=True), optimizer)
+    broken = RuntimeError("\nno compiler here\n more")
+    monkeypatch.setattr(kernel, "compiled", lambda: Mock(side_effect=broken))
+    with pytest.raises(
+        UserError, match=r"mitigation.compiled=true: .*RuntimeError: no compiler here\); it needs"
+    ):
+        GapAware(compiled=True).probe(torch.float32)
 
 
 def test_a_parameter_group_may_not_take_danas_momentum_away():

@@ -1,0 +1,111 @@
+"""Gap-Aware's whole step on one chunk, written so that torch.compile can make one kernel of it.
+
+One job: the arithmetic that ``mitigation`` does in a dozen passes over a chunk, with SGD's own step in it, for one
+gradient. Keeps no state. Compiling takes a C++ compiler and some 20 s, once per process and faster where torch finds
+its cache; ``probe`` says beforehand whether it works.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from hydssp.errors import UserError
+
+
+class Numbers(NamedTuple):
+    """The scalars of a step, in the order in which ``gap_aware_step`` gets them as a tensor.
+
+    Attributes:
+        lr: The learning rate.
+        momentum: SGD's.
+        weight: Factor on the gradient; negative where the optimizer goes up.
+        decay: Factor on the weights that are added to the gradient; negative likewise.
+        root: C is ``root * sqrt(square) + least``.
+        least: See ``root``.
+        learn: Factor on the squares that are added to ``square``.
+    """
+
+    lr: float
+    momentum: float
+    weight: float
+    decay: float
+    root: float
+    least: float
+    learn: float
+
+
+def gap_aware_step(
+    weights: torch.Tensor,
+    used: torch.Tensor,
+    gradient: torch.Tensor,
+    square: torch.Tensor,
+    velocity: torch.Tensor,
+    momenta: torch.Tensor | None,
+    kept: torch.Tensor,
+    numbers: torch.Tensor,
+    is_nesterov: bool,
+) -> torch.Tensor:
+    """Divide the gradient by its gap, make SGD's step with it and enter the velocity into the mean square.
+
+    Args:
+        weights: Of the chunk, [n]; changed, as are ``square``, ``velocity`` and ``momenta``.
+        used: What the gradient was computed from, [n].
+        gradient: [n].
+        square: E in its scaled form, [n].
+        velocity: The momentum buffer, [n]; DANA's v_i.
+        momenta: The sum of all workers' velocities, [n]; the gap is then DANA's. None: Gap-Aware alone.
+        kept: Gets the weights as they were, [n].
+        numbers: ``Numbers``, of the same dtype.
+        is_nesterov: The step looks ahead along the velocity.
+
+    Returns:
+        [3]: sum of the squares of the gap, sum of the penalties, largest penalty.
+    """
+    lr, momentum, weight, decay, root, least, learn = numbers.unbind()
+    kept.copy_(weights)
+    position = weights if momenta is None else weights + lr * momentum * (momenta - velocity)
+    gap = (position - used).abs()
+    penalty = 1.0 + gap / (root * square.sqrt() + least)
+    divided = (weight * gradient + decay * weights) / penalty
+    new = momentum * velocity + divided
+    step = divided + momentum * new if is_nesterov else new
+    if momenta is not None:
+        momenta.add_(new - velocity)
+    weights.sub_(lr * step)
+    velocity.copy_(new)
+    square.add_(learn * new * new)
+    return torch.stack([(gap * gap).sum(), penalty.sum(), penalty.max()])
+
+
+@functools.cache
+def compiled() -> Callable[..., torch.Tensor]:
+    """``gap_aware_step`` as a kernel; compiled when it is first called with tensors of a dtype."""
+    # A pool of compiling processes would stay beside the server for the sake of one kernel.
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    return torch.compile(gap_aware_step, dynamic=True)
+
+
+def probe(dtype: torch.dtype, *, is_dana: bool) -> None:
+    """Compile and run the kernel once.
+
+    Raises:
+        UserError: When that fails, with torch's reason.
+    """
+    weights, used, gradient, square, velocity, momenta, kept = torch.ones(7, 64, dtype=dtype)
+    numbers = torch.ones(len(Numbers._fields), dtype=dtype)
+    try:
+        compiled()(
+            weights, used, gradient, square, velocity, momenta if is_dana else None, kept, numbers, is_dana
+        )
+    except Exception as error:
+        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+        raise UserError(
+            f"mitigation.compiled=true: torch.compile fails ({type(error).__name__}: {reason}); it needs a C++ "
+            "compiler (g++, or the one that the environment variable CXX names) and Python's headers where rank 0 "
+            "runs; give it these, or set mitigation.compiled=false"
+        ) from error
