@@ -16,6 +16,9 @@ import torch
 
 from hydssp.errors import UserError
 
+PROBED_NUMELS = (64, 1 << 17)
+"""One on each side of the size from which torch compiles in another way."""
+
 
 class Numbers(NamedTuple):
     """The scalars of a step, in the order in which ``gap_aware_step`` gets them as a tensor.
@@ -23,6 +26,9 @@ class Numbers(NamedTuple):
     Attributes:
         lr: The learning rate.
         momentum: SGD's.
+        new_share: The step is ``new_share * divided gradient + velocity_share * velocity``: 0 and 1, or with Nesterov's
+            look-ahead 1 and the momentum.
+        velocity_share: See ``new_share``.
         weight: Factor on the gradient; negative where the optimizer goes up.
         decay: Factor on the weights that are added to the gradient; negative likewise.
         root: C is ``root * sqrt(square) + least``.
@@ -32,6 +38,8 @@ class Numbers(NamedTuple):
 
     lr: float
     momentum: float
+    new_share: float
+    velocity_share: float
     weight: float
     decay: float
     root: float
@@ -48,7 +56,6 @@ def gap_aware_step(
     momenta: torch.Tensor | None,
     kept: torch.Tensor,
     numbers: torch.Tensor,
-    is_nesterov: bool,
 ) -> torch.Tensor:
     """Divide the gradient by its gap, make SGD's step with it and enter the velocity into the mean square.
 
@@ -61,22 +68,20 @@ def gap_aware_step(
         momenta: The sum of all workers' velocities, [n]; the gap is then DANA's. None: Gap-Aware alone.
         kept: Gets the weights as they were, [n].
         numbers: ``Numbers``, of the same dtype.
-        is_nesterov: The step looks ahead along the velocity.
 
     Returns:
         [3]: sum of the squares of the gap, sum of the penalties, largest penalty.
     """
-    lr, momentum, weight, decay, root, least, learn = numbers.unbind()
+    lr, momentum, new_share, velocity_share, weight, decay, root, least, learn = numbers.unbind()
     kept.copy_(weights)
     position = weights if momenta is None else weights + lr * momentum * (momenta - velocity)
     gap = (position - used).abs()
     penalty = 1.0 + gap / (root * square.sqrt() + least)
     divided = (weight * gradient + decay * weights) / penalty
     new = momentum * velocity + divided
-    step = divided + momentum * new if is_nesterov else new
     if momenta is not None:
         momenta.add_(new - velocity)
-    weights.sub_(lr * step)
+    weights.sub_(lr * (new_share * divided + velocity_share * new))
     velocity.copy_(new)
     square.add_(learn * new * new)
     return torch.stack([(gap * gap).sum(), penalty.sum(), penalty.max()])
@@ -96,12 +101,23 @@ def probe(dtype: torch.dtype, *, is_dana: bool) -> None:
     Raises:
         UserError: When that fails, with torch's reason.
     """
-    weights, used, gradient, square, velocity, momenta, kept = torch.ones(7, 64, dtype=dtype)
     numbers = torch.ones(len(Numbers._fields), dtype=dtype)
     try:
-        compiled()(
-            weights, used, gradient, square, velocity, momenta if is_dana else None, kept, numbers, is_dana
-        )
+        for numel in PROBED_NUMELS:
+            # Seven tensors, as in a run: views of one would be compiled in another way.
+            weights, used, gradient, square, velocity, momenta, kept = (
+                torch.ones(numel, dtype=dtype) for _ in range(7)
+            )
+            compiled()(
+                weights,
+                used,
+                gradient,
+                square,
+                velocity,
+                momenta if is_dana else None,
+                kept,
+                numbers,
+            )
     except Exception as error:
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
         raise UserError(

@@ -516,10 +516,12 @@ class GapAware(Mitigation):
         if len(parts) > 1 or part.used is None or velocity is None or (unit := penalty.unit(chunk)) is None:
             return False
         options = chunk.options
-        sign = -1.0 if options["maximize"] else 1.0
+        momentum, sign = float(options["momentum"]), -1.0 if options["maximize"] else 1.0
         numbers = kernel.Numbers(
             lr=chunk.lr,
-            momentum=float(options["momentum"]),
+            momentum=momentum,
+            new_share=1.0 if options["nesterov"] else 0.0,
+            velocity_share=momentum if options["nesterov"] else 1.0,
             weight=sign * part.weight,
             decay=sign * chunk.coupled_decay,
             root=unit[0],
@@ -535,7 +537,6 @@ class GapAware(Mitigation):
             momenta,
             self._term[:size] if kept is None else kept,
             torch.tensor(numbers, dtype=chunk.weights.dtype),
-            bool(options["nesterov"]),
         )
         squares, penalties, largest = found.tolist()
         part.gap_square_sum += squares
