@@ -90,20 +90,20 @@ class Quantized(_Words):
         generator = torch.Generator(vector.device).manual_seed(seed)
         steps = blocks / scales.clamp(min=torch.finfo(torch.float32).tiny)[:, None] * self._levels
         steps += torch.rand(steps.shape, generator=generator, device=vector.device)
-        levels = steps.floor_().clamp_(-self._levels, self._levels).to(torch.int64) + self._levels
-        packed = (levels.view(-1, 32 // self._bits) << self._shifts(vector.device)).sum(dim=1)
-        out[self._num_blocks :].copy_(torch.where(packed >= 2**31, packed - 2**32, packed))
+        levels = (steps.floor_().clamp_(-self._levels, self._levels) + self._levels).to(torch.uint8)
+        if self._bits == 4:
+            pairs = levels.view(-1, 2)
+            levels = pairs[:, 0] | (pairs[:, 1] << 4)
+        out[self._num_blocks :].view(torch.uint8).copy_(levels.view(-1))
 
     def unpack(self, travelled: torch.Tensor, start: int, out: torch.Tensor) -> None:
         """See ``Wire``."""
         words = travelled
         first, last = start // BLOCK, -(-(start + len(out)) // BLOCK)
         a, b = (self._num_blocks + block * self._words_per_block for block in (first, last))
-        packed = words[a:b].to(torch.int64)[:, None]
-        levels = (packed >> self._shifts(words.device)) & (2**self._bits - 1)
+        levels = words[a:b].view(torch.uint8)
+        if self._bits == 4:
+            levels = torch.stack((levels & 15, levels >> 4), dim=1)
         scales = words[first:last].view(torch.float32) / self._levels
-        values = (levels.view(-1, BLOCK) - self._levels) * scales[:, None]
+        values = (levels.view(-1, BLOCK).to(torch.float32) - self._levels).mul_(scales[:, None])
         out.copy_(values.view(-1)[: len(out)])
-
-    def _shifts(self, device: torch.device) -> torch.Tensor:
-        return torch.arange(0, 32, self._bits, device=device)
