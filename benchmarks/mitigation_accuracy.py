@@ -1,12 +1,13 @@
-"""Test error under stale gradients, with and without mitigation, in virtual time: the same table on every machine.
+"""Test error under stale gradients, with and without mitigation, in virtual time.
 
-    python benchmarks/mitigation_accuracy.py                   # 1, 8 and 32 workers, three seeds (about 15 minutes)
+    python benchmarks/mitigation_accuracy.py                   # 1, 8 and 32 workers, three seeds (about 7 minutes)
     python benchmarks/mitigation_accuracy.py --pixels raw      # inputs in 0..1 rather than standardised: harder
     python benchmarks/mitigation_accuracy.py --workers 8 --mitigations none gap_aware --seeds 0
 
 Digits, MLP 64-48-10, ``asp``, the full step per push (``async_weight=one``), lr 0.02, momentum 0.9, batch 32, 40
 epochs, computing times with a coefficient of variation of 0.1. Each line gives the mean over the seeds, and every
-seed's error, in per cent; a run whose weights become infinite counts as chance, 90 %.
+seed's error, in per cent; a run whose weights become infinite counts as chance, 90 %. The order of the pushes is the
+same on every machine; weights differ with the rounding of its processor.
 """
 
 from __future__ import annotations
