@@ -74,16 +74,25 @@ def test_shards_and_dropped_batches(tmp_path):
     assert finished[0]["t"] - start["t"] < 0.7 * result.summary["wall_s"]
 
 
-RESNET = ["model=resnet", "data=synthetic", "data.shape=[3,8,8]"]
-LARGER = [
+RESNET = ["model=resnet", "data=synthetic"]
+CIFAR_SHAPED = [
     *RESNET,
     "model.depth=20",
+    "data.shape=[3,32,32]",
     "data.num_samples=1000",
     "data.num_test=300",
-    "data.separation=16",
+    "data.separation=32",
     "epochs=4",
+    "batch_size=20",
 ]
-SMALLER = [*RESNET, "model.depth=8", "data.num_samples=300", "data.num_test=100", "epochs=2"]
+SMALLER = [
+    *RESNET,
+    "model.depth=8",
+    "data.shape=[3,8,8]",
+    "data.num_samples=300",
+    "data.num_test=100",
+    "epochs=2",
+]
 LOADED = ["paradigm=bsp", "epochs=2", "data.augment={pad: 1, flip: true}", "eval.where=after"]
 
 
@@ -93,8 +102,8 @@ def on_three_ranks(tmp_path_factory):
     runs = {
         "no_loaders": [*LOADED, "data.loader_workers=0"],
         "loaders": [*LOADED, "data.loader_workers=2"],
-        "asp": [*LARGER, "paradigm=asp", "optimizer.lr=0.1", "batch_size=20"],
-        "dssp": [*LARGER, "paradigm=dssp", "optimizer.lr=0.1", "batch_size=20"],
+        "asp": [*CIFAR_SHAPED, "paradigm=asp"],
+        "dssp": [*CIFAR_SHAPED, "paradigm=dssp"],
         "worker0": [*SMALLER, "buffers=worker0"],
         "recalibrate": [*SMALLER, "buffers=recalibrate"],
         "after": ["epochs=4", "eval.where=after", "eval.targets=[0.3]"],
