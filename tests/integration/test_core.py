@@ -82,7 +82,7 @@ CIFAR_SHAPED = [
     "data.num_samples=1000",
     "data.num_test=300",
     "data.separation=32",
-    "epochs=4",
+    "epochs=6",
     "batch_size=20",
 ]
 SMALLER = [
