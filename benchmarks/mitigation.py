@@ -22,14 +22,9 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from hydssp.update.mitigation import (
-    Dana,
-    DanaGapAware,
-    DelayCompensated,
-    GapAware,
-    Mitigation,
-    StalenessAware,
-)
+from hydssp.update.dana import Dana, DanaGapAware
+from hydssp.update.gap_aware import GapAware
+from hydssp.update.mitigation import DelayCompensated, Mitigation, StalenessAware
 from hydssp.update.step import ChunkedOptimizer
 from hydssp.update.updater import Contribution
 

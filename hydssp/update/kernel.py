@@ -1,8 +1,8 @@
 """Gap-Aware's whole step on one chunk, written so that torch.compile can make one kernel of it.
 
-One job: the arithmetic that ``mitigation`` does in a dozen passes over a chunk, with SGD's own step in it, for one
-gradient. Keeps no state. Compiling takes a C++ compiler and some 20 s, once per process and faster where torch finds
-its cache; ``probe`` says beforehand whether it works.
+One job: the arithmetic that ``gap_aware``, ``dana`` and ``penalty`` do in a dozen passes over a chunk, with SGD's own
+step in it, for one gradient. Keeps no state. Compiling takes a C++ compiler and some 20 s, once per process and faster
+where torch finds its cache; ``probe`` says beforehand whether it works.
 """
 
 from __future__ import annotations

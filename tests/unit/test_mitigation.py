@@ -13,15 +13,9 @@ import torch
 
 from hydssp.errors import UserError
 from hydssp.update import kernel
-from hydssp.update.mitigation import (
-    Dana,
-    DanaGapAware,
-    DelayCompensated,
-    GapAware,
-    Mitigation,
-    StalenessAware,
-    check_mitigation,
-)
+from hydssp.update.dana import Dana, DanaGapAware
+from hydssp.update.gap_aware import GapAware
+from hydssp.update.mitigation import DelayCompensated, Mitigation, StalenessAware, check_mitigation
 from hydssp.update.step import ChunkedOptimizer
 from hydssp.update.updater import Contribution, Effect
 

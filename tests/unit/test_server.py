@@ -16,7 +16,7 @@ from hydssp.observe.recorder import Recorder
 from hydssp.transport.local import LocalFabric
 from hydssp.transport.messages import Clock
 from hydssp.update.buffers import BufferPolicy, WorkersBuffers
-from hydssp.update.mitigation import GapAware
+from hydssp.update.gap_aware import GapAware
 from hydssp.update.schedule import Constant, LrClock
 from hydssp.update.step import ChunkedOptimizer
 
