@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from launching import mpirun, train, train_series
 from hydssp import config as configuration
 from hydssp import evaluation, task
 
-pytestmark = [pytest.mark.launch, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.launch, pytest.mark.timeout(600)]
 
 STRAGGLERS = {
     "none": [],
@@ -110,8 +111,9 @@ def on_three_ranks(tmp_path_factory):
         "clipped": ["optimizer.lr=1", "clip.norm=0.01", "clip.value=0.005", "epochs=3"],
         "tensorboard": ["epochs=3", "progress_s=0.2", "tensorboard=null", "events=off"],
         "usage": ["epochs=20", "progress_s=0.2"],
+        "compiled": ["paradigm=asp", "mitigation=gap_aware", "mitigation.compiled=true", "epochs=10"],
     }
-    return train_series(runs, ranks=3, folder=tmp_path_factory.mktemp("three"), timeout_s=290)
+    return train_series(runs, ranks=3, folder=tmp_path_factory.mktemp("three"), timeout_s=560)
 
 
 @pytest.mark.once
@@ -180,6 +182,15 @@ def test_a_worker_that_hangs_ends_the_job_and_is_named(tmp_path):
     assert "worker 0 (rank 1" not in result.err.split("stall_limit_s=3")[1].split("If an iteration")[0]
     assert result.summary["status"] == "failed"
     assert "rank 2" in result.summary["reason"]
+
+
+@pytest.mark.once
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+def test_a_compiled_mitigation_learns(on_three_ranks):
+    result = on_three_ranks["compiled"]
+    assert result.code == 0, result.err
+    assert result.summary["final_accuracy"] > 0.8
+    assert result.summary["penalty"]["max"] > 1
 
 
 @pytest.mark.once
