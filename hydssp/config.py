@@ -339,6 +339,7 @@ def build(key: str, node: dict[str, Any], /, **arguments: Any) -> Any:
     if not isinstance(node, dict) or "_target_" not in node:
         raise UserError(f"{key}={node!r}: allowed is a group of conf/{key} or a mapping with _target_")
     node = {k: v for k, v in node.items() if k != "name"}
+    _check_switches(key, node)
     try:
         return hydra.utils.instantiate(node, **arguments, _convert_="all")
     except Exception as error:
@@ -357,6 +358,21 @@ def build(key: str, node: dict[str, Any], /, **arguments: Any) -> Any:
             f"{key}._target_={node['_target_']}: building it failed with {type(innermost).__name__}: "
             f"{innermost}{place}{removal}"
         ) from error
+
+
+def _check_switches(key: str, node: dict[str, Any]) -> None:
+    """Refuse words for arguments whose default is true or false: any word, "off" too, would count as true.
+
+    Raises:
+        UserError: Naming the key.
+    """
+    try:
+        parameters = inspect.signature(hydra.utils.get_object(node["_target_"])).parameters
+    except Exception:  # whatever is wrong with the target, building it says so in full
+        return
+    for name, value in node.items():
+        is_switch = name in parameters and isinstance(parameters[name].default, bool)
+        _require(not (is_switch and isinstance(value, str)), f"{key}.{name}", value, "true or false")
 
 
 DATA_LABELS = ("shape", "num_classes")
@@ -460,13 +476,35 @@ def _check_formats(config: dict[str, Any]) -> None:
             f"wire.compression={compression}: compresses gradients of dtype=float32, and wire.push={wire['push']} and "
             f"dtype={config['dtype']} are another form; set wire.push=fp32 and dtype=float32, or wire.compression=none"
         )
-    _require(0 < wire["ratio"] <= 1, "wire.ratio", wire["ratio"], "a number above 0 and at most 1")
+    most = "a number above 0 and at most 0.5 (each element travels with its place, 8 bytes in place of 4)"
+    _require(0 < wire["ratio"] <= 0.5, "wire.ratio", wire["ratio"], most)
     _require(wire["bits"] in (4, 8), "wire.bits", wire["bits"], "4, 8")
     if wire["error_feedback"] and wire["push"] == "fp32" and compression == "none":
         raise UserError(
             "wire.error_feedback=true: wire.push=fp32 rounds nothing, so that there is no error to feed back; set "
             "wire.push=bf16 or fp16, or wire.error_feedback=false"
         )
+
+
+def notes(config: dict[str, Any]) -> list[str]:
+    """What of a right configuration has no effect, in words: keys that belong to a choice that was not made.
+
+    No mistakes: several runs with one of them on and off are a usual thing to ask for.
+    """
+    wire, defaults = config["wire"], WireConfig()
+    found = []
+    for key, choice in (("ratio", "topk"), ("bits", "quantize")):
+        if wire["compression"] != choice and wire[key] != getattr(defaults, key):
+            found.append(f"wire.{key}={wire[key]}: no effect without wire.compression={choice}")
+    if config["warmup"]["start"] is not None and not config["warmup"]["epochs"]:
+        found.append(f"warmup.start={config['warmup']['start']}: no effect without warmup.epochs")
+    mitigation = config["mitigation"].get("name", "none")
+    if mitigation != "none" and build_paradigm(config).is_synchronous:
+        paradigm = config["paradigm"]["name"]
+        found.append(
+            f"mitigation={mitigation}: no effect with paradigm={paradigm}, in which nothing is stale"
+        )
+    return found
 
 
 def check(config: dict[str, Any]) -> None:

@@ -194,10 +194,12 @@ def run(config: dict[str, Any], session: Session | None) -> int:
     with StopRequest() as stop:
         try:
             this = _prepare(config, ranks, stop)
-        except UserError as error:
+        except (UserError, _StoppedEarlyError) as error:
+            # A signal to a whole process group ends the compiler of a mitigation, too, which is no mistake then.
+            code = max(ranks.gather(stop.code))
             if ranks.rank == 0:
-                print(f"hydssp: {error}", file=sys.stderr)
-            return USAGE
+                print(f"hydssp: {_StoppedEarlyError() if code else error}", file=sys.stderr)
+            return code or USAGE
         try:
             logs.configure_logging(ranks.rank, this.folder.log(ranks.rank))
             _announce(this, ranks)
@@ -210,11 +212,19 @@ def run(config: dict[str, Any], session: Session | None) -> int:
     return int(ranks.broadcast(code))
 
 
+class _StoppedEarlyError(Exception):
+    """A signal came before there was a run."""
+
+    def __str__(self) -> str:
+        return "stopped by a signal before training began; nothing was written"
+
+
 def _prepare(config: dict[str, Any], ranks: _Ranks, stop: StopRequest) -> Run:
     """Build everything and open the transport; the run folder comes last, so that a mistake leaves nothing behind.
 
     Raises:
         UserError: The same on every rank, with nothing allocated.
+        _StoppedEarlyError: Likewise, when a signal has come to one of them.
     """
     facts = ranks.gather(own_facts())
     placement = place_rank(facts, config, ranks.rank if ranks.session else None)
@@ -228,6 +238,8 @@ def _prepare(config: dict[str, Any], ranks: _Ranks, stop: StopRequest) -> Run:
     ranks.agree_on_server(lambda: open_board(config["tensorboard"], None))
     if placement.device != "cpu":
         torch.cuda.set_device(placement.device)
+    if any(ranks.gather(stop.code)):
+        raise _StoppedEarlyError
     loaders = ranks.agree(lambda: _start_loaders(config, built, placement, ranks))
     try:
         ends = _open(config, built, ranks.session)
@@ -321,6 +333,8 @@ def _announce(this: Run, ranks: _Ranks) -> None:
         flush=True,
     )
     config = this.config
+    for note in configuration.notes(config):
+        _log.warning("%s", note)
     num_batches = configuration.samples_per_push(config) // config["batch_size"]
     if note := task.batch_note(
         this.task.num_samples, config["batch_size"], config["num_workers"], num_batches
@@ -505,6 +519,7 @@ class ServerSide:
             )
             drive(server)
             if not server.exit_code:  # a job that is about to be ended has no time for an evaluation
+                server.check_learned()
                 server.evaluate_final()
                 self._this.task.buffers.write(self._evaluator.buffers)
             else:

@@ -9,6 +9,7 @@ transport.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -199,6 +200,7 @@ class Server:
         self._stop_code = stop_code
         self._describe = describe
         self._rejected_in_a_row = 0
+        self._num_gradients = self._num_skipped = self._num_rejected = 0
         self._granted_at = [0.0] * transport.num_workers
         self._look_for_stalls_at = 0.0
         self._pinned_version = -1
@@ -236,6 +238,20 @@ class Server:
         self._recorder.busy(self._transport.now() - now)
         return True
 
+    def check_learned(self) -> None:
+        """Called when training has ended.
+
+        Raises:
+            TrainingError: When most of the gradients were refused, or no update was made of those that came.
+        """
+        taken, refused, skipped = self._num_gradients, self._num_rejected, self._num_skipped
+        if refused > taken or (skipped and not self.version):
+            raise TrainingError(
+                f"the run has not learned from most of its samples: {refused} gradients were not finite and {skipped} "
+                f"were skipped by the loss scale, {taken} made {self.version} updates; lower optimizer.lr or set "
+                "clip.norm"
+            )
+
     def fail(self, workers: Sequence[int], why: str) -> None:
         """Go on without ``workers``, which are lost; the batches that they were granted are not dealt again."""
         now = self._transport.now()
@@ -255,6 +271,8 @@ class Server:
             has_gradient = p.clock.samples > 0 and p.clock.is_finite and not self.ended_by
             if has_gradient and self._buffers is not None:
                 self._buffers.update(p.worker, self._transport.buffers(p.worker))
+            self._num_gradients += has_gradient
+            self._num_skipped += p.clock.is_skipped
             is_last = bool(self.ended_by) or not self._dealer.has_more(p.worker)
             events.append(Push(p.worker, p.pushed_at, is_last, has_gradient))
         outcome = self._coordinator.on_pushes(events, now)
@@ -282,16 +300,23 @@ class Server:
             self._rejected_in_a_row = 0
             return
         self._rejected_in_a_row += 1
+        self._num_rejected += 1
         limit = self._limits.rejected_in_a_row
         who, clock = self._describe(pushed.worker), pushed.clock
         _log.warning(
             "refused the gradient of %s, iteration %d, version %d: it is not finite (loss %g)",
             who, clock.iteration, clock.version, clock.loss,
         )  # fmt: skip
+        hint = ""
+        if math.isfinite(clock.loss):
+            hint = (
+                "; its loss was finite: where wire.push or precision is fp16, which ends at 65504, use bf16"
+            )
         if self._rejected_in_a_row >= limit:
             raise TrainingError(
                 f"{self._rejected_in_a_row} gradients in a row were not finite, the last one from {who}, iteration "
-                f"{clock.iteration}; lower optimizer.lr, set clip.norm, or raise nonfinite_limit ({limit})"
+                f"{clock.iteration}; lower optimizer.lr, set clip.norm, or let more of them pass (nonfinite=reject and "
+                f"a nonfinite_limit above {limit}){hint}"
             )
 
     def _disposition(self, pushed: Pushed, event: Push) -> str:

@@ -196,7 +196,7 @@ def train(config: dict[str, Any]) -> int:
 
     from hydssp import job
     from hydssp import task as tasks
-    from hydssp.config import claim_run_folder
+    from hydssp.config import claim_run_folder, notes
     from hydssp.simulation.fabric import Fabric
     from hydssp.simulation.gradients import Gradients, ImmediateEvaluator
     from hydssp.update.buffers import ModuleBuffers
@@ -243,6 +243,8 @@ def train(config: dict[str, Any]) -> int:
         folder = claim_run_folder(config, datetime.now())
         this = job.Run(config, facts, placement, built, [], make_optimizer, ranges, ends, folder, stop)
         print(f"{this.headline}, in virtual time", flush=True)
+        for note in notes(config):
+            print(f"hydssp: {note}", file=sys.stderr)
         side = job.ServerSide(this, evaluator)
         torch.manual_seed(config["seed"] + 1)
         return side.serve(lambda server: fabric.run(server, config["max_time_s"]))

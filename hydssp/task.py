@@ -222,10 +222,15 @@ def batch_note(num_samples: int, batch_size: int, num_workers: int, num_batches:
     if batch_size * num_batches > num_samples:
         many = f"{num_batches} batches of a push" if num_batches > 1 else "batch"
         found = f"there are only {num_samples:,} training samples, and no {many} can hold more"
-    return (
-        f"batch_size={batch_size}: {found}; batch_size={max(1, num_samples // (num_workers * num_batches))} or less "
-        "lets all work"
+    remedies = []
+    if size := num_samples // (num_workers * num_batches):
+        remedies.append(f"batch_size={size} or less")
+    if num_batches > 1 and (batches := num_samples // (num_workers * batch_size)):
+        remedies.append(f"at most {batches} batches behind a push (accumulate x local_steps)")
+    remedy = (
+        " or ".join(remedies) or f"fewer workers{' and batches behind a push' if num_batches > 1 else ''}"
     )
+    return f"batch_size={batch_size}: {found}; {remedy} lets all work"
 
 
 def make_evaluation_task(config: dict[str, Any]) -> EvaluationTask:
@@ -270,6 +275,8 @@ def make_optimizer(config: dict[str, Any]) -> MakeOptimizer:
         groups,
         is_synchronous=configuration.build_paradigm(config).is_synchronous,
     )
+    if mitigation.is_compiled:
+        print("hydssp: compiling the mitigation's kernel, some 20 s the first time", flush=True)
     mitigation.probe(getattr(torch, config["dtype"]))
     return make
 

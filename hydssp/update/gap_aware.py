@@ -122,8 +122,10 @@ class GapAware(Mitigation):
         """Make the step by the kernel, if it is one for it: whether that was done."""
         part, penalty, size = parts[0], self._penalty, chunk.stop - chunk.start
         assert isinstance(penalty, ElementPenalty)
+        if len(parts) > 1 or part.used is None or size == 1:  # torch would compile anew for one element
+            return False
         velocity, momenta = self._velocity_of(chunk, part.worker)
-        if len(parts) > 1 or part.used is None or velocity is None or (unit := penalty.unit(chunk)) is None:
+        if velocity is None or (unit := penalty.unit(chunk)) is None:
             return False
         options = chunk.options
         momentum, sign = float(options["momentum"]), -1.0 if options["maximize"] else 1.0

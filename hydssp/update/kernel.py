@@ -121,7 +121,7 @@ def probe(dtype: torch.dtype, *, is_dana: bool) -> None:
     except Exception as error:
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
         raise UserError(
-            f"mitigation.compiled=true: torch.compile fails ({type(error).__name__}: {reason}); it needs a C++ "
-            "compiler (g++, or the one that the environment variable CXX names) and Python's headers where rank 0 "
-            "runs; give it these, or set mitigation.compiled=false"
+            f"mitigation.compiled=true: torch.compile fails ({type(error).__name__}: {reason}); where rank 0 runs it "
+            "needs a C++ compiler (g++, or the one that CXX names), Python's headers, and a folder to write to "
+            "(TORCHINDUCTOR_CACHE_DIR, else TMPDIR); give it these, or set mitigation.compiled=false"
         ) from error

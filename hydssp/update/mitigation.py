@@ -211,7 +211,8 @@ class DelayCompensated(Mitigation):
     LEAST = 1e-7
 
     def __init__(self, strength: float | None = None, *, adaptive: bool = False) -> None:
-        if strength is not None and not 0 <= strength < math.inf:
+        is_number = isinstance(strength, int | float) and not isinstance(strength, bool)
+        if strength is not None and not (is_number and 0 <= strength < math.inf):
             raise UserError(
                 f"mitigation.strength={strength}: allowed is a number of at least 0, or null for the paper's"
             )

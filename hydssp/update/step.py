@@ -82,6 +82,11 @@ def check_elementwise(make: MakeOptimizer) -> None:
     name = getattr(getattr(make, "func", make), "__name__", "this optimizer")
     try:
         make([{"params": [torch.nn.Parameter(torch.zeros(1))]}])
+    except OSError as error:
+        raise UserError(
+            f"optimizer: torch cannot use a folder that it needs ({type(error).__name__}: {error}); let "
+            "TORCHINDUCTOR_CACHE_DIR and TMPDIR name folders that exist and can be written to, or unset them"
+        ) from error
     except Exception as error:
         raise UserError(
             f"optimizer: {name} refuses its arguments ({type(error).__name__}: {error}); correct them, or take one out "

@@ -35,6 +35,49 @@ def test_defaults_are_the_documented_ones():
 
 
 @pytest.mark.parametrize(
+    ("key", "overrides"),
+    [
+        ("mitigation", ["mitigation=delay_compensated", "mitigation.adaptive=off"]),
+        ("mitigation", ["mitigation=gap_aware", "mitigation.compiled=maybe"]),
+        ("optimizer", ["optimizer.nesterov=no"]),
+    ],
+)
+def test_a_word_is_no_switch(key, overrides):
+    with pytest.raises(UserError, match=f"^{overrides[-1]}: allowed is true or false$"):
+        configuration.build(key, compose_plain(*overrides)[key])
+
+
+@pytest.mark.parametrize("value", ["true", "abc", "-1"])
+def test_a_strength_is_a_number(value):
+    config = compose_plain("mitigation=delay_compensated", f"mitigation.strength={value}")
+    with pytest.raises(UserError, match=r"mitigation.strength=.*a number of at least 0"):
+        configuration.build("mitigation", config["mitigation"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ([], []),
+        (["wire.compression=topk", "wire.ratio=0.1", "warmup.epochs=2", "warmup.start=0.5"], []),
+        (["wire.ratio=0.1"], ["wire.ratio=0.1: no effect without wire.compression=topk"]),
+        (
+            ["wire.compression=topk", "wire.bits=8"],
+            ["wire.bits=8: no effect without wire.compression=quantize"],
+        ),
+        (["warmup.start=0.5"], ["warmup.start=0.5: no effect without warmup.epochs"]),
+        (
+            ["paradigm=bsp", "mitigation=gap_aware"],
+            ["mitigation=gap_aware: no effect with paradigm=bsp, in which"],
+        ),
+    ],
+)
+def test_keys_without_effect_are_told(overrides, words):
+    notes = configuration.notes(compose_plain(*overrides))
+    assert len(notes) == len(words)
+    assert all(word in note for word, note in zip(words, notes, strict=True))
+
+
+@pytest.mark.parametrize(
     ("override", "expected"),
     [
         ("bsp", BSP()),
@@ -58,6 +101,7 @@ def test_presets_are_those_of_the_code(override, expected):
         (["wire.push=fp16", "dtype=float64"], "wire.push=fp16.*dtype=float64"),
         (["wire.compression=topk", "wire.push=bf16"], "wire.compression=topk.*wire.push=bf16"),
         (["wire.ratio=0"], "wire.ratio=0.*above 0"),
+        (["wire.ratio=0.6"], "wire.ratio=0.6.*at most 0.5"),
         (["wire.bits=2"], "wire.bits=2.*4, 8"),
         (["wire.error_feedback=true"], "wire.error_feedback=true.*wire.push=fp32"),
         (["seed=-1"], "seed=-1"),

@@ -416,7 +416,7 @@ def test_formula_of_the_compiled_kernel(method, make, form):
     start = np.random.default_rng(1).normal(size=NUMEL)
     mitigation = make(compiled=True)
     mitigation.probe(torch.float64)
-    trainer = Trainer(mitigation, maker("SGD", **options), start, num_workers=5)
+    trainer = Trainer(mitigation, maker("SGD", **options), start, num_workers=5, chunk_numel=11)
     formula = Formula(
         method, "SGD", start, lr=0.1, momentum=0.9, nesterov=options.get("nesterov", False),
         decay=options.get("weight_decay", 0.0),

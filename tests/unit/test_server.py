@@ -182,6 +182,34 @@ def test_gradients_that_are_not_finite_are_refused_and_the_sender_named(caplog):
         world.push(1, np.nan, is_finite=False)
 
 
+def test_a_finite_loss_behind_a_gradient_that_is_not_points_to_short_formats():
+    world = World(ASP(), limits=server_role.Limits(rejected_in_a_row=1))
+    with pytest.raises(
+        TrainingError, match=r"nonfinite_limit above 1\); its loss was finite: .*wire.push.*bf16"
+    ):
+        world.push(0, np.nan, is_finite=False, loss=2.3e7)
+
+
+@pytest.mark.parametrize(
+    ("good", "refused", "skipped", "has_learned"),
+    [(2, 2, 1, True), (0, 0, 0, True), (1, 2, 0, False), (0, 1, 0, False), (0, 0, 2, False)],
+)
+def test_a_run_most_of_whose_gradients_were_refused_has_not_learned(good, refused, skipped, has_learned):
+    world = World(ASP())
+    for _ in range(good):
+        world.push(0)
+    for _ in range(refused):
+        world.push(0, np.nan, is_finite=False)
+    for _ in range(skipped):
+        world.push(0, np.nan, is_finite=False, is_skipped=True)
+    if has_learned:
+        world.server.check_learned()
+        return
+    words = f"{refused} gradients were not finite and {skipped} were skipped .* {good} made {good} updates"
+    with pytest.raises(TrainingError, match=words):
+        world.server.check_learned()
+
+
 def test_weights_that_are_not_finite_are_not_evaluated():
     world = World(ASP(), every=10)
     with pytest.raises(TrainingError, match="not finite any more at version 1"):

@@ -71,7 +71,7 @@ class LossWithAnOpinion(torch.nn.MSELoss):
         (96, 3, "", ""),
         (95, 3, "3 workers share 95 training samples", "batch_size=31 or less"),
         (20, 1, "there are only 20 training samples", "batch_size=20 or less"),
-        (2, 3, "there are only 2 training samples", "batch_size=1 or less"),
+        (2, 3, "there are only 2 training samples", "fewer workers lets all work"),
     ],
 )
 def test_a_batch_size_that_is_too_large_for_the_data_is_told(num_samples, num_workers, found, advice):
@@ -84,6 +84,8 @@ def test_a_batch_size_that_is_too_large_for_the_data_is_told(num_samples, num_wo
 def test_a_push_of_several_batches_needs_as_many_samples():
     assert not task.batch_note(96, 32, 3)
     assert "batch_size=8 or less" in task.batch_note(96, 32, 3, num_batches=4)
+    note = task.batch_note(960, 32, 3, num_batches=1000)
+    assert "; at most 10 batches behind a push (accumulate x local_steps) lets all work" in note
 
 
 @pytest.mark.parametrize(
