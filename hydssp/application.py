@@ -15,7 +15,7 @@ import hydra
 from omegaconf import DictConfig
 
 from hydssp import config
-from hydssp.command_line import explain, flags_first
+from hydssp.command_line import COMPLETION, asked_for_completion, explain, flags_first
 
 OK, USAGE = 0, 2
 
@@ -26,6 +26,9 @@ def run_composed(config_name: str, run: Callable[[DictConfig], None]) -> int:
     Returns:
         0, or 2 when the command line was not understood; what has become of the runs is for ``run`` to remember.
     """
+    if asked_for_completion(sys.argv[1:]):
+        print(COMPLETION.replace("PYTHON", sys.executable), end="")
+        return OK
     config.register()
     wants_traceback = os.environ.get("HYDRA_FULL_ERROR", "0") not in ("0", "")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, instead of printing and leaving

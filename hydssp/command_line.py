@@ -66,6 +66,31 @@ def check_run_dir_of_several() -> None:
             )
 
 
+COMPLETION = """\
+_hydssp_complete() {
+    local module
+    for module in hydssp.train hydssp.simulate; do
+        [[ $COMP_LINE == *"-m $module "* ]] || continue
+        local line="python $module ${COMP_LINE#*-m $module }"
+        local choices
+        choices=$(COMP_LINE=$line COMP_POINT=${#line} PYTHON -m $module -sc query=bash 2>/dev/null)
+        local IFS=$'\\n '
+        COMPREPLY=($(compgen -W "$choices" -- "$2"))
+        return
+    done
+}
+COMP_WORDBREAKS=${COMP_WORDBREAKS//=}
+complete -o nospace -o default -F _hydssp_complete python python3 mpirun mpiexec srun
+"""
+"""For bash, and for zsh with bashcompinit. Hydra's own script knows no ``python -m`` and no launcher before it."""
+
+
+def asked_for_completion(arguments: list[str]) -> bool:
+    """Whether the command line asks for the script that completes command lines."""
+    flag, *value = arguments[:2] or [""]
+    return flag in ("-sc", "--shell-completion") and value in (["install=bash"], ["install=zsh"])
+
+
 def explain(error: BaseException) -> str:
     """One message for what composing a configuration has raised."""
     text = str(error)
@@ -88,6 +113,11 @@ def explain(error: BaseException) -> str:
             f"that a _target_ of your own takes is added with +{key}=..."
         )
     if (found := re.match(r"Error merging override (.+)", text)) and cause is not None:
+        if missing := re.search(r"Interpolation key '([^']+)' not found", str(cause)):
+            return (
+                f"{found.group(1)}: refers to {missing.group(1)}, which an override before it has deleted; write it "
+                f"before ~{missing.group(1)}"
+            )
         return f"{found.group(1)}: {_first_line(cause)}"
     return " ".join(
         line.strip() for line in text.split("\n") if line.strip() and not line.startswith("See http")

@@ -191,6 +191,8 @@ def run(config: dict[str, Any], session: Session | None) -> int:
     """
     ranks = _Ranks(session)
     config = {**config, "num_workers": session.size - 1 if session else config["num_workers"]}
+    if session:
+        session.limit_s = config["stall_limit_s"] or math.inf
     with StopRequest() as stop:
         try:
             this = _prepare(config, ranks, stop)
@@ -227,6 +229,8 @@ def _prepare(config: dict[str, Any], ranks: _Ranks, stop: StopRequest) -> Run:
         _StoppedEarlyError: Likewise, when a signal has come to one of them.
     """
     facts = ranks.gather(own_facts())
+    if ranks.session:
+        ranks.session.hosts = [f.host for f in facts]
     placement = place_rank(facts, config, ranks.rank if ranks.session else None)
     if "OMP_NUM_THREADS" not in os.environ or config["threads"]:
         torch.set_num_threads(placement.num_threads)
@@ -333,6 +337,9 @@ def _announce(this: Run, ranks: _Ranks) -> None:
         flush=True,
     )
     config = this.config
+    usable = min(len(facts.affinity) for facts in this.facts)
+    if torch.get_num_threads() > usable:
+        _log.warning("%d compute threads, but a rank may use %d cores", torch.get_num_threads(), usable)
     for note in configuration.notes(config):
         _log.warning("%s", note)
     num_batches = configuration.samples_per_push(config) // config["batch_size"]

@@ -149,13 +149,19 @@ def _try_two_samples(task: Task) -> None:
     except Exception as error:
         raise UserError(
             f"model={_name(config['model'])} does not fit data={_name(config['data'])} with "
-            f"loss={config['loss']['_target_']}: {type(error).__name__}: {error}"
+            f"loss={config['loss']['_target_']}: {type(error).__name__}: {error}{_said_of_data(config)}"
         ) from error
     if value.ndim != 0:
         raise UserError(
             f"loss._target_={config['loss']['_target_']}: gives a tensor of shape {list(value.shape)}; allowed is the "
             "mean loss of the batch, a scalar"
         )
+
+
+def _said_of_data(config: dict[str, Any]) -> str:
+    """What a model is told of the data, which a user who brings data of another shape must change."""
+    said = [f"data.{key}={config['data'][key]}" for key in configuration.DATA_LABELS if key in config["data"]]
+    return f". The model is told {' and '.join(said)}: set what is not so" if said else ""
 
 
 def autocast_dtype(config: dict[str, Any]) -> torch.dtype | None:

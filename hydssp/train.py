@@ -118,7 +118,12 @@ class Leader:
         if self._launch.is_launched and self._session is None:
             from hydssp.session import Session
 
-            self._session = Session()
+            try:
+                self._session = Session()
+            except UserError as error:
+                if not self.code:
+                    print(f"hydssp: {error}", file=sys.stderr)
+                return self.code or USAGE
         if self._session is not None and self._session.rank == 0 and self._session.size > 1:
             self._session.broadcast(self.code)
         return self.code
@@ -151,7 +156,11 @@ def main() -> int:
         return lead(launch)
     from hydssp.session import Session
 
-    return follow(Session())
+    try:
+        session = Session()
+    except UserError:  # rank 0 says so
+        return USAGE
+    return follow(session)
 
 
 if __name__ == "__main__":

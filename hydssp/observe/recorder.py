@@ -218,7 +218,7 @@ class Recorder:
         self._started_at = now
         self._metrics_window = self._console_window = (now, Totals())
         self._next_metrics = now + self._progress_s
-        self._next_summary = now + self._summary_s
+        self._next_summary = now + min(self._progress_s, self._summary_s)  # what dies early has numbers, too
         self._next_flush = now + _FLUSH_PERIOD_S
         self._next_tick = now
         if self._events is not None:

@@ -64,6 +64,15 @@ def failing_model(rank: int = 1, **arguments):
     return mlp(**arguments)
 
 
+def hanging_model(rank: int = 2, **arguments):
+    """A model whose construction does not come back on one rank."""
+    if Launch.from_environment(os.environ).rank == rank:
+        time.sleep(1000)
+    from hydssp.models import mlp
+
+    return mlp(**arguments)
+
+
 def data_of_one_rank_missing():
     """The digits, but for rank 2."""
     from hydssp.data import digits

@@ -184,6 +184,18 @@ def test_a_worker_that_hangs_ends_the_job_and_is_named(tmp_path):
     assert "rank 2" in result.summary["reason"]
 
 
+def test_a_rank_that_hangs_while_the_job_starts_ends_it_and_is_named(tmp_path):
+    result = train(
+        "model._target_=faults.hanging_model", "stall_limit_s=4", ranks=4, folder=tmp_path / "run", timeout_s=90
+    )  # fmt: skip
+    assert result.code == 1
+    assert result.seconds < 60
+    assert "nothing from rank 2 on" in result.err
+    assert "stall_limit_s=4" in result.err
+    assert "Traceback" not in result.err
+    assert not result.folder.exists()
+
+
 @pytest.mark.once
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 def test_a_compiled_mitigation_learns(on_three_ranks):

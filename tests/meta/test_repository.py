@@ -97,7 +97,7 @@ def test_commands_name_what_is_there(name):
 def test_training_commands_compose(name):
     for command in commands(DOCUMENTS[name]):
         # Not what only shows the form, nor what prints instead of training.
-        if "-m hydssp.train" not in command or re.search(r"\.\.\.|[…<>$]|train.* --", command):
+        if "-m hydssp.train" not in command or re.search(r"\.\.\.|[…<>$]|train.* --| -sc ", command):
             continue
         overrides = shlex.split(command.split("-m hydssp.train", 1)[1], comments=True)
         assert compose(*overrides)

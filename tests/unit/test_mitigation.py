@@ -568,7 +568,8 @@ def test_what_is_not_for_the_kernel_is_refused(monkeypatch):
     broken = RuntimeError("\nno compiler here\n more")
     monkeypatch.setattr(kernel, "compiled", lambda: Mock(side_effect=broken))
     with pytest.raises(
-        UserError, match=r"mitigation.compiled=true: .*RuntimeError: no compiler here\); it needs"
+        UserError,
+        match=r"mitigation.compiled=true: .*RuntimeError: no compiler here\); where rank 0 runs it needs",
     ):
         GapAware(compiled=True).probe(torch.float32)
 

@@ -529,13 +529,16 @@ def test_failure_is_a_warning_and_part_of_the_summary(caplog):
 def test_summary_is_rewritten_while_the_run_goes_on(folder):
     recorder = Recorder(folder, paradigm="ssp")
     recorder.started(0.0, 1)
-    recorder.tick(29.0)
+    recorder.tick(4.0)
     assert not folder.summary.exists()
     recorder.push(1, message(0, 0.1, 1.0), 1.0, 1, 0, "gradient")
-    recorder.tick(30.0)
+    recorder.tick(5.0)  # early, since what is killed then has no numbers otherwise
     killed = json.loads(folder.summary.read_text())
-    assert (killed["status"], killed["pushes"], killed["wall_s"]) == ("running", 1, 30.0)
-    recorder.write_summary(31.0, "done", "epochs")
+    assert (killed["status"], killed["pushes"], killed["wall_s"]) == ("running", 1, 5.0)
+    for now, written_at in ((34.9, 5.0), (35.0, 35.0)):
+        recorder.tick(now)
+        assert json.loads(folder.summary.read_text())["wall_s"] == written_at
+    recorder.write_summary(36.0, "done", "epochs")
     assert json.loads(folder.summary.read_text())["status"] == "done"
     recorder.close()
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -47,3 +49,45 @@ def test_help_offers_the_choices_that_there_are(program, without):
     assert dict(re.findall(r"^(\w+): (.+)$", groups, re.MULTILINE)) == there
     assert "schema" not in result.stdout
     assert "batch_size: 32" in config
+
+
+def test_no_mpi_library_is_told_in_one_message(tmp_path, monkeypatch):
+    monkeypatch.setenv("MPI4PY_LIBMPI", str(tmp_path / "libmpi.so"))
+    command = [sys.executable, "-m", "hydssp.train", "epochs=1"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert result.returncode == 2, result.stderr
+    assert result.stderr.startswith("hydssp: no MPI library can be loaded (")
+    assert "transport=local num_workers=3" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (
+            "mpirun -np 4 python -m hydssp.train paradigm=ds",
+            "paradigm=dssp paradigm=dssp_bounded paradigm=dssp_paper",
+        ),
+        ("python -m hydssp.simulate clus", "cluster. cluster="),
+        ("python other.py clus", ""),
+    ],
+)
+def test_command_lines_are_completed(tmp_path, line, expected):
+    install = [sys.executable, "-m", "hydssp.train", "-sc", "install=bash"]
+    script = subprocess.run(install, capture_output=True, text=True, check=True).stdout
+    ask = f"""
+COMP_LINE={shlex.quote(line)}
+_hydssp_complete {line.split()[0]} {line.split()[-1]} {line.split()[-2]}
+echo "${{COMPREPLY[*]}}"
+"""
+    asked = subprocess.run(["bash", "-c", script + ask], capture_output=True, text=True, check=True)
+    assert asked.stdout.split() == expected.split()
+
+
+def test_a_key_that_refers_to_a_deleted_one_is_told(tmp_path):
+    command = [sys.executable, "-m", "hydssp.train", "transport=local", "~data.shape", "~model.input_shape"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert "~model.input_shape: refers to data.shape" in result.stderr
+    assert "write it before ~data.shape" in result.stderr
