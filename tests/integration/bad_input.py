@@ -86,7 +86,7 @@ BEFORE_TORCH = [
     (["wire.pull=bf16", "dtype=float64"], ["wire.pull=bf16", "dtype=float64"]),
     (["wire.compression=zip"], ["wire.compression=zip", "topk"]),
     (["wire.compression=quantize", "dtype=float64"], ["wire.compression=quantize", "dtype=float64"]),
-    (["wire.ratio=2"], ["wire.ratio=2", "at most 1"]),
+    (["wire.ratio=2"], ["wire.ratio=2", "at most 0.5"]),
     (["wire.bits=16"], ["wire.bits=16", "4, 8"]),
     (["wire.error_feedback=true"], ["wire.error_feedback=true", "wire.push=fp32"]),
     (["seed=-1"], ["seed=-1"]),
@@ -189,6 +189,8 @@ AFTER_TORCH = [
     (['parameter_groups=[{pattern:"*.bias",weight_dcay:0}]'], ["weight_dcay", "weight_decay"]),
     (['parameter_groups=[{pattern:"*.bias"}]'], ["no option"]),
     (["optimizer.lr=inf"], ["optimizer", "lr"]),
+    (["optimizer.nesterov=no"], ["optimizer.nesterov=no", "true or false"]),
+    (["mitigation=delay_compensated", "mitigation.adaptive=off"], ["mitigation.adaptive=off", "true or false"]),
     (["device=cuda"], ["device=cuda"]),
     (["run_dir=/proc/run"], ["run_dir"]),
 ]
