@@ -63,6 +63,16 @@ def wait(requests: list[MPI.Request], backoff: Backoff) -> None:
         backoff.wait()
 
 
+def probe(comm: MPI.Intracomm, tag: int, status: MPI.Status) -> MPI.Message | None:
+    """A message that has arrived from any rank, or None.
+
+    Looks twice: Open MPI and MPICH look first and make progress afterwards, so that what came in since the last look is
+    seen by the next one only, which in a polling loop is a whole pause later.
+    """
+    message = comm.Improbe(MPI.ANY_SOURCE, tag, status)
+    return comm.Improbe(MPI.ANY_SOURCE, tag, status) if message is None else message
+
+
 class Channel:
     """A private communicator of ranks that mean the same transport: opened and closed by all together.
 

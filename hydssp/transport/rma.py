@@ -39,6 +39,7 @@ from hydssp.transport.mpi import (
     Channel,
     MpiServer,
     MpiWorker,
+    probe,
 )
 from hydssp.transport.ring import DEFAULT_SLOTS, MAX_CHUNK_BYTES, RingWriter, chunks
 
@@ -146,7 +147,7 @@ class RmaServer(MpiServer):
         self._window.win.Sync()
 
     def _next_clock(self, record: np.ndarray) -> int | None:
-        message = self._channel.comm.Improbe(MPI.ANY_SOURCE, CLOCK_TAG, self._status)
+        message = probe(self._channel.comm, CLOCK_TAG, self._status)
         if message is None:
             return None
         message.Recv([record, CLOCK_DTYPE.itemsize, MPI.BYTE])

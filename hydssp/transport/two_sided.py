@@ -32,6 +32,7 @@ from hydssp.transport.mpi import (
     Channel,
     MpiServer,
     MpiWorker,
+    probe,
     wait,
 )
 from hydssp.transport.ring import BUFFERS_DTYPE, DEFAULT_SLOTS, MAX_CHUNK_BYTES, chunks
@@ -149,7 +150,7 @@ class TwoSidedServer(MpiServer):
                 del self._sends[worker]
         # Receives of gradients and buffers are posted before their messages can come, so that a probe finds
         # the small messages only.
-        while (message := self._channel.comm.Improbe(status=self._status)) is not None:
+        while (message := probe(self._channel.comm, MPI.ANY_TAG, self._status)) is not None:
             worker = self._status.source - 1
             if self._status.tag == CLOCK_TAG:
                 record = np.zeros(1, CLOCK_DTYPE)

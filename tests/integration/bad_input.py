@@ -190,7 +190,10 @@ AFTER_TORCH = [
     (['parameter_groups=[{pattern:"*.bias"}]'], ["no option"]),
     (["optimizer.lr=inf"], ["optimizer", "lr"]),
     (["optimizer.nesterov=no"], ["optimizer.nesterov=no", "true or false"]),
-    (["mitigation=delay_compensated", "mitigation.adaptive=off"], ["mitigation.adaptive=off", "true or false"]),
+    (
+        ["mitigation=delay_compensated", "mitigation.adaptive=off"],
+        ["mitigation.adaptive=off", "true or false"],
+    ),
     (["device=cuda"], ["device=cuda"]),
     (["run_dir=/proc/run"], ["run_dir"]),
 ]
