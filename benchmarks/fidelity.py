@@ -1,11 +1,12 @@
 """Does virtual time tell the truth? One cluster for real and simulated: rates, waits and staleness beside each other.
 
     python benchmarks/fidelity.py [RUNS] [SECONDS]    # default 3 runs of 20 s of each paradigm, about 6 minutes in all
+    python benchmarks/fidelity.py 1 15 1,1.15,2.5     # other factors than 1,1,2.5
 
-Real: ``mpirun -np 4 python -m hydssp.train`` with iterations of 50, 50 and 125 ms (emulated by sleep). Simulated: the
-same paradigms on the computing times and costs that the *ASP* run recorded, so that all but ASP are predictions.
-Figures are means over the runs: two equally fast workers keep the distance at which they happen to start for a long
-time, and with it the staleness of a single run.
+Real: ``mpirun -np 4 python -m hydssp.train`` with iterations of 50 ms times the factors (emulated by sleep).
+Simulated: the same paradigms on the computing times and costs that the *ASP* run recorded, so that all but ASP are
+predictions. Figures are means over the runs: two equally fast workers keep the distance at which they happen to start
+for a long time, and with it the staleness of a single run.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from hydssp.simulation.recording import read_recording
 PARADIGMS = {"asp": ASP(), "bsp": BSP(), "ssp": SSP(), "dssp": DSSP()}
 
 
-def one_run(seconds: float) -> dict[str, tuple[Figures, Figures]]:
+def one_run(seconds: float, factors: str) -> dict[str, tuple[Figures, Figures]]:
     """Every paradigm once: real and simulated."""
     with tempfile.TemporaryDirectory() as temporary:
         real = {
             name: train(
                 Path(temporary), name, f"paradigm={name}", "epochs=null", f"max_time_s={seconds}", "straggler=constant",
-                "straggler.factors=[1,1,2.5]", "straggler.iteration_s=0.05", "eval.every_epochs=1000",
+                f"straggler.factors=[{factors}]", "straggler.iteration_s=0.05", "eval.every_epochs=1000",
             )
             for name in PARADIGMS
         }  # fmt: skip
@@ -56,7 +57,8 @@ def difference(real: float, simulated: float) -> float:
 def main() -> None:
     num_runs = int(sys.argv[1]) if len(sys.argv) > 1 else 3
     seconds = float(sys.argv[2]) if len(sys.argv) > 2 else 20.0
-    runs = [one_run(seconds) for _ in range(num_runs)]
+    factors = sys.argv[3] if len(sys.argv) > 3 else "1,1,2.5"
+    runs = [one_run(seconds, factors) for _ in range(num_runs)]
     print("\n            pushes/s               waiting       staleness, mean           (each real run)")
     print("          real simulated          real  sim.      real simulated")
     worst = [0.0, 0.0]
