@@ -12,12 +12,16 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
 
 from hydssp.errors import TrainingError, UserError
 from hydssp.launcher import Launch
+
+FORWARD_S = 0.2
+"""Before an abort, for the launcher to pass on what was printed: what lies in its pipe then can be lost (MPICH)."""
 
 
 def guard(main: Callable[[], int]) -> NoReturn:
@@ -93,5 +97,6 @@ def _abort(code: int) -> NoReturn:
         except BaseException:
             os._exit(code)
         if not MPI.Is_finalized():
+            time.sleep(FORWARD_S)
             MPI.COMM_WORLD.Abort(code)
     os._exit(code)
