@@ -486,10 +486,14 @@ def _check_formats(config: dict[str, Any]) -> None:
         )
 
 
-def notes(config: dict[str, Any]) -> list[str]:
+def notes(config: dict[str, Any], *, is_synchronous: bool) -> list[str]:
     """What of a right configuration has no effect, in words: keys that belong to a choice that was not made.
 
     No mistakes: several runs with one of them on and off are a usual thing to ask for.
+
+    Args:
+        config: Checked.
+        is_synchronous: Whether the paradigm makes updates of whole rounds.
     """
     wire, defaults = config["wire"], WireConfig()
     found = []
@@ -499,7 +503,7 @@ def notes(config: dict[str, Any]) -> list[str]:
     if config["warmup"]["start"] is not None and not config["warmup"]["epochs"]:
         found.append(f"warmup.start={config['warmup']['start']}: no effect without warmup.epochs")
     mitigation = config["mitigation"].get("name", "none")
-    if mitigation != "none" and build_paradigm(config).is_synchronous:
+    if mitigation != "none" and is_synchronous:
         paradigm = config["paradigm"]["name"]
         found.append(
             f"mitigation={mitigation}: no effect with paradigm={paradigm}, in which nothing is stale"

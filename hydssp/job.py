@@ -340,7 +340,7 @@ def _announce(this: Run, ranks: _Ranks) -> None:
     usable = min(len(facts.affinity) for facts in this.facts)
     if torch.get_num_threads() > usable:
         _log.warning("%d compute threads, but a rank may use %d cores", torch.get_num_threads(), usable)
-    for note in configuration.notes(config):
+    for note in configuration.notes(config, is_synchronous=this.paradigm.is_synchronous):
         _log.warning("%s", note)
     num_batches = configuration.samples_per_push(config) // config["batch_size"]
     if note := task.batch_note(

@@ -307,16 +307,14 @@ class Server:
             "refused the gradient of %s, iteration %d, version %d: it is not finite (loss %g)",
             who, clock.iteration, clock.version, clock.loss,
         )  # fmt: skip
-        hint = ""
-        if math.isfinite(clock.loss):
+        if self._rejected_in_a_row >= limit:
             hint = (
                 "; its loss was finite: where wire.push or precision is fp16, which ends at 65504, use bf16"
             )
-        if self._rejected_in_a_row >= limit:
             raise TrainingError(
                 f"{self._rejected_in_a_row} gradients in a row were not finite, the last one from {who}, iteration "
                 f"{clock.iteration}; lower optimizer.lr, set clip.norm, or let more of them pass (nonfinite=reject and "
-                f"a nonfinite_limit above {limit}){hint}"
+                f"a nonfinite_limit above {limit}){hint if math.isfinite(clock.loss) else ''}"
             )
 
     def _disposition(self, pushed: Pushed, event: Push) -> str:

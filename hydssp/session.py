@@ -81,7 +81,7 @@ class Session:
             arrivals = [self.comm.Irecv(tokens[r], source=r, tag=ARRIVED) for r in range(1, self.size)]
         payload = np.frombuffer(pickle.dumps(value), np.uint8).copy()
         sizes = np.empty(self.size, np.int64)
-        self._wait_for_all(self.comm.Iallgather(np.array([len(payload)], np.int64), sizes), arrivals)
+        self._wait(self.comm.Iallgather(np.array([len(payload)], np.int64), sizes), arrivals)
         offsets = np.concatenate([[0], np.cumsum(sizes)])
         everything = np.empty(offsets[-1], np.uint8)
         receive = [everything, (sizes, offsets[:-1]), self._mpi.BYTE]
@@ -94,34 +94,35 @@ class Session:
         """Wait for every rank."""
         self._wait(self.comm.Ibarrier())
 
-    def _wait_for_all(self, request: Any, arrivals: list[Any]) -> None:
-        """Wait; rank 0 tells from time to time who is missing, and gives up after the limit."""
-        began_at = time.monotonic()
-        report_at = began_at + FIRST_REPORT_S
-        pause_s = 20e-6
-        while not request.Test():
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, 5e-3)
-            now = time.monotonic()
-            waited_s = now - began_at
-            if self.rank and waited_s > 2 * self.limit_s + 60:
-                raise TrainingError(f"no word from rank 0 for {waited_s:.0f} s while the job starts")
-            if self.rank == 0 and (now > report_at or waited_s > self.limit_s):
-                missing = [r for r, arrival in enumerate(arrivals, 1) if not arrival.Test()]
-                names = [f"{r} on {self.hosts[r]}" if self.hosts else str(r) for r in missing[:8]]
-                more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
-                told = f"for {waited_s:.0f} s nothing from rank {', '.join(names)}{more} while the job starts"
-                if waited_s > self.limit_s and missing:
-                    raise TrainingError(
-                        f"{told} (stall_limit_s={self.limit_s:g}): it is building data or model, or hangs there. If "
-                        "that takes so long, raise stall_limit_s"
-                    )
-                if missing and now > report_at:
-                    print(f"hydssp: {told}", file=sys.stderr, flush=True)
-                report_at = max(report_at, now + REPORT_EVERY_S)
+    def _report_missing(self, waited_s: float, report_after_s: float, arrivals: list[Any]) -> bool:
+        """Rank 0 tells who has not come to a gather and gives up after the limit; whether it told."""
+        if self.rank and waited_s > 2 * self.limit_s + 60:
+            raise TrainingError(f"no word from rank 0 for {waited_s:.0f} s while the job starts")
+        is_over, is_due = waited_s > self.limit_s, waited_s > report_after_s
+        if self.rank or not (is_over or is_due):
+            return False
+        missing = [r for r, arrival in enumerate(arrivals, 1) if not arrival.Test()]
+        if not missing:
+            return is_due
+        names = [f"{r} on {self.hosts[r]}" if self.hosts else str(r) for r in missing[:8]]
+        more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
+        told = f"for {waited_s:.0f} s nothing from rank {', '.join(names)}{more} while the job starts"
+        if is_over:
+            raise TrainingError(
+                f"{told} (stall_limit_s={self.limit_s:g}): it is building data or model, or hangs there. If that takes "
+                "so long, raise stall_limit_s"
+            )
+        print(f"hydssp: {told}", file=sys.stderr, flush=True)
+        return True
 
-    def _wait(self, request: Any) -> None:
+    def _wait(self, request: Any, arrivals: list[Any] | None = None) -> None:
+        """Wait; with ``arrivals`` for all ranks to come to a gather, see ``_report_missing``."""
+        began_at, report_after_s = time.monotonic(), FIRST_REPORT_S
         pause_s = 20e-6
         while not request.Test():
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 5e-3)
+            if arrivals is not None:
+                waited_s = time.monotonic() - began_at
+                if self._report_missing(waited_s, report_after_s, arrivals):
+                    report_after_s = waited_s + REPORT_EVERY_S

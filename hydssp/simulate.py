@@ -243,7 +243,7 @@ def train(config: dict[str, Any]) -> int:
         folder = claim_run_folder(config, datetime.now())
         this = job.Run(config, facts, placement, built, [], make_optimizer, ranges, ends, folder, stop)
         print(f"{this.headline}, in virtual time", flush=True)
-        for note in notes(config):
+        for note in notes(config, is_synchronous=this.paradigm.is_synchronous):
             print(f"hydssp: {note}", file=sys.stderr)
         side = job.ServerSide(this, evaluator)
         torch.manual_seed(config["seed"] + 1)

@@ -275,15 +275,18 @@ def make_optimizer(config: dict[str, Any]) -> MakeOptimizer:
     if config["local_steps"] > 1:
         _check_local_steps(config, make([{"params": [torch.nn.Parameter(torch.zeros(1))]}]))
     mitigation = make_mitigation(config)
+    is_synchronous = configuration.build_paradigm(config).is_synchronous
     check_mitigation(
         mitigation,
         make([{"params": [torch.nn.Parameter(torch.zeros(1))]}]),
         groups,
-        is_synchronous=configuration.build_paradigm(config).is_synchronous,
+        is_synchronous=is_synchronous,
     )
-    if mitigation.is_compiled:
+    if (
+        mitigation.is_compiled and not is_synchronous
+    ):  # in rounds nothing is stale, and the kernel never called
         print("hydssp: compiling the mitigation's kernel, some 20 s the first time", flush=True)
-    mitigation.probe(getattr(torch, config["dtype"]))
+        mitigation.probe(getattr(torch, config["dtype"]))
     return make
 
 

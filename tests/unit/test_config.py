@@ -72,7 +72,8 @@ def test_a_strength_is_a_number(value):
     ],
 )
 def test_keys_without_effect_are_told(overrides, words):
-    notes = configuration.notes(compose_plain(*overrides))
+    is_synchronous = "paradigm=bsp" in overrides
+    notes = configuration.notes(compose_plain(*overrides), is_synchronous=is_synchronous)
     assert len(notes) == len(words)
     assert all(word in note for word, note in zip(words, notes, strict=True))
 
